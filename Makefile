@@ -1,0 +1,58 @@
+# The four commands are `make lab`, `make test`, `make lint` and `make size`; README has the same without make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# torch is installed first and by its exact version, so that no other package can ask for another one.
+# For a CPU-only build on Linux: make lab TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+TORCH := $(shell grep '^torch==' constraints.txt)
+TORCH_ARGS ?=
+ARGS ?=
+JOBS ?= 2
+LECTURES := $(wildcard notebooks/[0-9]*.ipynb)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+NBVAL := --nbval --nbval-sanitize-with tests/nbval.cfg --nbval-kernel-name python3
+
+.PHONY: lab test test-all bench size lint notebooks clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch-$(TORCH): | $(BIN)/python
+	$(PIP) $(TORCH_ARGS) $(TORCH)
+	touch $@
+
+# A stamp is newer than what it was made from: a second run of any command sets nothing up again.
+$(VENV)/.lab: pyproject.toml constraints.txt binder/jupyterlab-settings.json | $(VENV)/.torch-$(TORCH)
+	$(PIP) --editable '.[lab]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt binder/jupyterlab-settings.json | $(VENV)/.torch-$(TORCH)
+	$(PIP) --editable '.[dev]'
+	touch $@ $(VENV)/.lab
+
+lab: $(VENV)/.lab
+	$(BIN)/fxlab lab $(ARGS)
+
+test: $(VENV)/.dev
+	FXLAB_TEST=1 $(PYTEST) -m "not slow" $(NBVAL) tests fxlab $(LECTURES) $(ARGS)
+
+test-all: $(VENV)/.dev
+	$(PYTEST) $(NBVAL) tests fxlab $(LECTURES) $(ARGS)
+
+bench: $(VENV)/.dev
+	@for script in tests/bench/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$script $(ARGS) || exit 1; done
+
+size: $(BIN)/python
+	@$(BIN)/python tests/size.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+notebooks: $(VENV)/.dev
+	$(BIN)/python tests/run_notebooks.py $(or $(ARGS),$(LECTURES))
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
