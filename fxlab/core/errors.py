@@ -1,0 +1,246 @@
+"""How does fxlab tell somebody that something is wrong, and where in their own file?
+
+Every error of the kit says what happened, at which node, at which line of the user's file, what
+was expected and what to try. The texts are put together here and nowhere else, so that they read
+alike and can be tested. The paper asks for this in section 5.3: a failed capture must name the
+place. `call_site` finds that place; it is also what provenance and the explorer's `where` use.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Frame = tuple[str, int, str]
+"""A place in somebody's source: (file, line, function)."""
+
+_CORE = str(Path(__file__).parent)
+_EXPLORER = str(Path(__file__).parent.parent / "explorer")
+_TORCH = str(Path(torch.__file__).parent)
+_SEP = str(Path("a/b"))[1]
+
+_OUTSIDE, _INSIDE, _TORCHS, _GENERATED = 0, 1, 2, 3
+_kinds: dict[str, int] = {}
+
+generated_code: dict[str, Callable[[int], Any]] = {}
+"""File name of generated code -> function from a line number to the Node of that line or None."""
+
+
+def _kind_of_file(name: str) -> int:
+    """Say whose code a file holds; a path that merely begins like torch's is a user's."""
+    if name in generated_code:
+        return _GENERATED
+    folder = name.rpartition(_SEP)[0]
+    if folder in (_CORE, _EXPLORER) or name.startswith(("<frozen ", "<eval_with_key>")):
+        return _INSIDE
+    if folder == _TORCH + _SEP + "fx":
+        return _INSIDE
+    return _TORCHS if name.startswith(_TORCH + _SEP) else _OUTSIDE
+
+
+def call_site(limit: int = 4, skip_torch: bool = False, stop: Any = None) -> tuple[Frame, ...]:
+    """Return the frames of the user's code that led here, innermost first.
+
+    Args:
+        limit: how many frames at most.
+        skip_torch: leave out all of torch, not only torch.fx's own graph files. Generated code is
+            replaced by the source of the node whose line is running.
+        stop: a code object at which to stop looking (the tracer's own entry).
+
+    Returns:
+        Tuples (file, line, function). Empty when the call came from no file of a user's.
+    """
+    frame = sys._getframe(1)
+    frames: list[Frame] = []
+    kinds = _kinds
+    while frame is not None:
+        code = frame.f_code
+        if code is stop:
+            break
+        file = code.co_filename
+        kind = kinds.get(file)
+        if kind is None:
+            kind = kinds[file] = _kind_of_file(file)
+        if kind == 0 or (kind == 2 and not skip_torch):
+            frames.append((file, frame.f_lineno, code.co_name))
+            if len(frames) == limit or code.co_name == "<module>":
+                break
+        elif kind == 3:
+            node = generated_node(file, frame.f_lineno)
+            if node is not None:
+                frames.extend(node.meta.get("source", ()))
+            if len(frames) >= limit:
+                break
+        frame = frame.f_back
+    return tuple(frames[:limit])
+
+
+def generated_node(file: str, line: int) -> Any:
+    """Return the Node that a line of generated code stands for, or None."""
+    lookup = generated_code.get(file)
+    return lookup(line) if lookup is not None else None
+
+
+def register_generated(file: str, lookup: Callable[[int], Any]) -> None:
+    """Remember what the lines of a generated file stand for; `forget_generated` undoes it."""
+    generated_code[file] = lookup
+    _kinds.pop(file, None)
+
+
+def forget_generated(file: str) -> None:
+    """Drop what `register_generated` remembered; a file that is not there is no error."""
+    generated_code.pop(file, None)
+    _kinds.pop(file, None)
+
+
+def quote(frame: Frame) -> str:
+    """Return `file:line, in function:  the source line`, as every message shows a place."""
+    file, line, function = frame
+    text = linecache.getline(file, line).strip()
+    place = f"{file}:{line}, in {function}"
+    return f"{place}:  {text}" if text else place
+
+
+class FxlabError(Exception):
+    """The parent of every error of the kit; carries its facts as fields.
+
+    Args:
+        message: what happened, one sentence.
+        node: the Node concerned, or text that describes it.
+        where: a frame (file, line, function) or several, innermost first; by default the node's
+            own `meta["source"]`.
+        expected: what would have been right.
+        hint: what to try; several are numbered.
+        wrong, right: short code that shows the mistake and its mending.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        node: Any = None,
+        where: Frame | Sequence[Frame] | None = None,
+        expected: str = "",
+        hint: str | Sequence[str] = (),
+        wrong: str = "",
+        right: str = "",
+    ) -> None:
+        if where is None and hasattr(node, "meta"):
+            where = node.meta.get("source")
+        if where and isinstance(where[0], str):
+            where = (where,)  # type: ignore[assignment]
+        self.message = message
+        self.node = node if node is None or isinstance(node, str) else _describe(node)
+        self.where: tuple[Frame, ...] = tuple(where or ())  # type: ignore[arg-type]
+        self.expected = expected
+        self.hint = (hint,) if isinstance(hint, str) and hint else tuple(hint)
+        self.wrong, self.right = wrong, right
+        super().__init__(message_text(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by fields, so that an error crosses a process border whole."""
+        return _rebuild, (type(self), dict(self.__dict__))
+
+    def __str__(self) -> str:
+        return message_text(self)
+
+
+def message_text(error: FxlabError) -> str:
+    """Compose the text of an error from its fields."""
+    lines = [error.message]
+    if error.node:
+        lines.append(f"  at node: {error.node}")
+    lines += [f"  {'at' if i == 0 else 'called from'} {quote(f)}" for i, f in enumerate(error.where)]
+    if error.expected:
+        lines.append(f"  expected: {error.expected}")
+    several = len(error.hint) > 1
+    lines += [f"  try{f' {i}' if several else ''}: {h}" for i, h in enumerate(error.hint, 1)]
+    for label, code in (("wrong", error.wrong), ("right", error.right)):
+        if code:
+            lines.append(f"  {label}:")
+            lines += ["      " + line for line in code.splitlines()]
+    return "\n".join(lines)
+
+
+def _describe(node: Any) -> str:
+    try:
+        text = node.format_node() or repr(node)
+    except Exception:  # a hostile repr must not hide the error that is being told
+        text = f"%{node.name}"
+    return text if len(text) <= 400 else text[:300] + " ... " + text[-80:]
+
+
+def _rebuild(cls: type[FxlabError], fields: dict[str, Any]) -> FxlabError:
+    error = cls.__new__(cls)
+    error.__dict__.update(fields)
+    error.args = (message_text(error),)
+    return error
+
+
+class TraceError(FxlabError, ValueError):
+    """The program cannot be captured by symbolic tracing."""
+
+
+class TraceTypeError(TraceError, TypeError):
+    """A Proxy was asked for a concrete number or text."""
+
+
+class TraceIterError(TraceError, TypeError):
+    """A Proxy of unknown length was iterated."""
+
+
+class TraceIndexError(TraceError, TypeError, IndexError):
+    """A Proxy was used as an index of a Python sequence."""
+
+
+class TraceLenError(TraceError, TypeError, RuntimeError):
+    """The length of a Proxy was asked for."""
+
+
+class TraceAttributeError(TraceError, AttributeError):
+    """An attribute of a Proxy was set or asked for in a way that cannot be recorded."""
+
+
+class TraceNotImplementedError(TraceError, NotImplementedError):
+    """A value of a type that a Graph cannot hold met the tracer."""
+
+
+class TraceNameError(TraceError, NameError):
+    """A parameter or module was used that is not part of the traced module."""
+
+
+class LintError(FxlabError, RuntimeError, ValueError):
+    """A graph is not well formed."""
+
+
+class CodegenError(FxlabError, RuntimeError):
+    """A graph cannot be written as Python."""
+
+
+class RewriteError(FxlabError, RuntimeError):
+    """A pattern, a replacement or an edit makes no sense."""
+
+
+class LoweringError(FxlabError, RuntimeError):
+    """A graph cannot be lowered to a device."""
+
+
+class ExerciseError(FxlabError, RuntimeError):
+    """An exercise was called in a way that cannot be checked."""
+
+
+class EditLimitError(FxlabError, RuntimeError):
+    """A pass edited more than `record` allows."""
+
+
+class TimelineError(FxlabError, ValueError):
+    """A timeline file was refused."""
+
+
+class TraceWarning(UserWarning):
+    """A trace went through, but something of the program is not in the graph."""

@@ -1,0 +1,776 @@
+"""What is a captured program, and which edits does it know?
+
+A `Graph` is the paper's IR (section 4.2): a doubly linked list of Nodes in an order in which they
+can run. Everything that changes one goes through the primitives here and in `node.py` (create,
+erase, move, set arguments, set target, reroute, rename). Each primitive counts `version` up and,
+if somebody watches, tells what it did; that is all that lazy recompilation and the explorer need.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import LintError, RewriteError, call_site
+from .node import Argument, Node, Target, _format_arg, add_ancestors, map_arg, target_text
+
+if TYPE_CHECKING:
+    from .codegen import PythonCode
+    from .graph_module import GraphModule
+
+Listener = Callable[[str, "Graph", Any, Any, Any], None]
+graph_created_hooks: list[Callable[[Graph], None]] = []
+"""Called with every new Graph of the process; a hook that serves one thread asks for itself."""
+
+_illegal_names = frozenset((*keyword.kwlist, *dir(builtins)))
+_illegal_chars = re.compile(r"[^0-9a-zA-Z_]+")
+_snake = re.compile(r"(?<=[a-z])([A-Z])")
+_makers = threading.local()
+_any_maker = 0
+
+
+@contextmanager
+def made_by(name: str) -> Iterator[None]:
+    """Mark the Nodes that this thread creates meanwhile with `meta["made_by"] = name`."""
+    global _any_maker
+    outer = getattr(_makers, "name", None)
+    _makers.name = name
+    _any_maker += 1
+    try:
+        yield
+    finally:
+        _makers.name = outer
+        _any_maker -= 1
+
+
+def _enter_region(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Enter a region such as `torch.no_grad()`; generated code prints the pair as `with`."""
+    region = factory(*args, **kwargs)
+    region.__enter__()
+    return region
+
+
+def _exit_region(region: Any) -> None:
+    """Leave a region that `_enter_region` entered."""
+    region.__exit__(None, None, None)
+
+
+_enter_region.__module__ = _exit_region.__module__ = __name__
+
+
+class _Namespace:
+    """Gives each name once; torch.fx's rule: `relu`, `relu_1`, ..., never a keyword or builtin."""
+
+    __slots__ = ("_used_names", "_base_count", "_obj_to_name")
+
+    def __init__(self) -> None:
+        self._used_names: set[str] = set()
+        self._base_count: dict[str, int] = {}
+        self._obj_to_name: dict[Any, str] = {}
+
+    def create_name(self, candidate: str, obj: Any = None) -> str:
+        """Return a free name like `candidate`; the same again for the same `obj`."""
+        if obj is not None and obj in self._obj_to_name:
+            return self._obj_to_name[obj]
+        if not (candidate.isidentifier() and candidate.isascii()):
+            candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
+            if candidate[0].isdigit():
+                candidate = "_" + candidate
+        base, _, digits = candidate.rpartition("_")
+        used, counts = self._used_names, self._base_count
+        if not (base and digits.isdigit()):
+            base, number = candidate, counts.get(candidate, 0)
+        else:
+            number = counts.get(base, 0) if candidate in used else int(digits)
+        if candidate in _illegal_names and getattr(builtins, candidate, None) is not obj:
+            number += 1
+            candidate = f"{base}_{number}"
+        while candidate in used:
+            number += 1
+            candidate = f"{base}_{number}"
+        used.add(candidate)
+        counts[base] = number
+        if obj is not None:
+            self._obj_to_name[obj] = candidate
+        return candidate
+
+    def copy(self) -> _Namespace:
+        """Return a namespace that knows the same names."""
+        new = _Namespace()
+        new._used_names, new._base_count = set(self._used_names), dict(self._base_count)
+        return new
+
+
+class _node_list:  # noqa: N801 - torch.fx's name
+    """The Nodes of a Graph in order; erasing or adding Nodes while iterating is allowed."""
+
+    __slots__ = ("graph", "direction")
+
+    def __init__(self, graph: Graph, direction: str = "_next") -> None:
+        self.graph, self.direction = graph, direction
+
+    def __len__(self) -> int:
+        return self.graph._len
+
+    def __iter__(self) -> Iterator[Node]:
+        root = self.graph._root
+        if self.direction == "_next":
+            node = root._next
+            while node is not root:
+                if not node._erased:
+                    yield node
+                node = node._next
+        else:
+            node = root._prev
+            while node is not root:
+                if not node._erased:
+                    yield node
+                node = node._prev
+
+    def __reversed__(self) -> _node_list:
+        return _node_list(self.graph, "_prev" if self.direction == "_next" else "_next")
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class _InsertPoint:
+    """Where `create_node` puts new Nodes; leaving the `with` block puts the old place back."""
+
+    __slots__ = ("graph", "outer")
+
+    def __init__(self, graph: Graph, anchor: Node, after: bool) -> None:
+        self.graph, self.outer = graph, (graph._anchor, graph._after)
+        graph._anchor, graph._after = anchor, after
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: Any) -> None:
+        self.graph._anchor, self.graph._after = self.outer
+
+
+class Graph:
+    """A program as a list of Nodes.
+
+    >>> import torch
+    >>> graph = Graph()
+    >>> x = graph.placeholder("x")
+    >>> relu = graph.call_function(torch.relu, (x,))
+    >>> _ = graph.output(graph.call_method("neg", (relu,)))
+    >>> print(graph)
+    graph():
+        %x : [num_users=1] = placeholder[target=x]
+        %relu : [num_users=1] = call_function[target=torch.relu](args = (%x,), kwargs = {})
+        %neg : [num_users=1] = call_method[target=neg](args = (%relu,), kwargs = {})
+        return neg
+
+    `version` counts edits; `owning_module` is the GraphModule that uses it. Several GraphModules may share one Graph.
+    """
+
+    def __init__(
+        self,
+        owning_module: GraphModule | None = None,
+        tracer_cls: type | None = None,
+        tracer_extras: dict[str, Any] | None = None,
+    ) -> None:
+        from .codegen import CodeGen
+
+        self.version = 0
+        self._watched = self._compiled = self._numbered = False
+        self._listeners: tuple[Listener, ...] = ()
+        self._owners: list[weakref.ref[Any]] = []
+        self._len = 0
+        self._root = Node(self, "", "root", "", (), {})
+        self._anchor, self._after = self._root, False
+        self._index: dict[Any, dict[Node, None]] | None = None
+        self._graph_namespace = _Namespace()
+        self.owning_module: Any = owning_module
+        self._tracer_cls = tracer_cls
+        self._tracer_extras = tracer_extras
+        self._codegen: Any = CodeGen()
+        self._co_fields: dict[str, Any] = {}
+        for hook in graph_created_hooks:
+            hook(self)
+
+    # -- who uses and who watches this graph --------------------------------------------------
+
+    def _attach(self, module: Any) -> None:
+        self._detach(module)
+        owners = self._owners
+        owners.append(weakref.ref(module, lambda ref: owners.remove(ref)))
+        self.owning_module = module
+
+    def _detach(self, module: Any) -> None:
+        self._owners[:] = [ref for ref in self._owners if ref() is not module]
+        if self.owning_module is module:
+            self.owning_module = self._owners[-1]() if self._owners else None
+
+    def _mark_compiled(self) -> None:
+        self._compiled = self._watched = True
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener(kind, graph, node, before, after)` after each edit of this Graph."""
+        self._listeners = (*self._listeners, listener)
+        self._watched = True
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Stop calling `listener`; one that is not there is no error."""
+        self._listeners = tuple(x for x in self._listeners if x is not listener)
+        self._watched = bool(self._compiled or self._listeners)
+
+    def _changed(self, kind: str, node: Any, before: Any, after: Any) -> None:
+        """Tell that one edit was done: generated code goes stale, listeners are called."""
+        if self._compiled and kind not in ("module", "attr"):
+            self._compiled = False
+            self._watched = bool(self._listeners)
+            for ref in list(self._owners):
+                owner = ref()
+                if owner is not None:
+                    owner._code_is_stale()
+        for listener in self._listeners:
+            listener(kind, self, node, before, after)
+
+    def _touch(self) -> None:
+        """Say that generated code is stale for a reason that is no edit of a Node."""
+        self.version += 1
+        if self._watched:
+            listeners, self._listeners = self._listeners, ()
+            try:
+                self._changed("codegen", None, None, None)
+            finally:
+                self._listeners = listeners
+                self._watched = bool(self._compiled or listeners)
+
+    # -- edit primitives ----------------------------------------------------------------------
+
+    def create_node(
+        self,
+        op: str,
+        target: Target,
+        args: tuple[Argument, ...] | None = None,
+        kwargs: dict[str, Argument] | None = None,
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Add a Node at the insertion point (the end unless `inserting_before/after` is active).
+
+        Args:
+            op: one of the six opcodes; see `Node`.
+            target: function, method name, or dotted path.
+            args, kwargs: arguments; Nodes in them must belong to this Graph.
+            name: wish for its name; made unique.
+            type_expr: annotation for generated code.
+        """
+        if args is not None and type(args) is not tuple:
+            if not isinstance(args, tuple):
+                raise _not_a(args, "args", "tuple")
+        if kwargs is not None and not isinstance(kwargs, dict):
+            raise _not_a(kwargs, "kwargs", "dict")
+        candidate = name if name is not None else self._target_to_str(target)
+        node = Node(
+            self, self._graph_namespace.create_name(candidate), op, target, args or (),
+            kwargs or {}, type_expr,
+        )  # fmt: skip
+        anchor = self._anchor
+        if self._after:
+            while anchor._erased:
+                anchor = anchor._prev
+            prev, self._anchor = anchor, node
+        else:
+            while anchor._erased:
+                anchor = anchor._next
+            prev = anchor._prev
+        self._link(node, prev)
+        if _any_maker and getattr(_makers, "name", None) is not None:
+            node.meta["made_by"] = _makers.name
+        self.version += 1
+        if self._watched:
+            self._changed("create", node, None, {"prev": prev})
+        return node
+
+    def _link(self, node: Node, prev: Node) -> None:
+        following = prev._next
+        node._prev, node._next = prev, following
+        prev._next = following._prev = node
+        self._len += 1
+        if self._numbered:
+            self._number_between(node)
+        if self._index is not None:
+            for key in _index_keys(node._op, node._target):
+                self._index.setdefault(key, {})[node] = None
+
+    def _unlink(self, node: Node) -> None:
+        node._prev._next, node._next._prev = node._next, node._prev
+        self._len -= 1
+        if self._index is not None:
+            for key in _index_keys(node._op, node._target):
+                self._index[key].pop(node, None)
+
+    def erase_node(self, to_erase: Node) -> None:
+        """Take a Node that nobody reads out of the Graph.
+
+        Raises:
+            RewriteError: it still has users, belongs to another Graph, or was erased before.
+        """
+        if to_erase.graph is not self:
+            raise RewriteError(
+                "tried to erase a node of another graph", node=to_erase, where=call_site(),
+                hint="call erase_node on node.graph",
+            )  # fmt: skip
+        if to_erase.users:
+            readers = ", ".join(user._name for user in list(to_erase.users)[:5])
+            raise RewriteError(
+                f"tried to erase {to_erase._name}, which {len(to_erase.users)} node(s) still read: "
+                f"{readers}", node=to_erase, where=call_site(), expected="a node without users",
+                hint="make its users read something else first",
+                wrong="graph.erase_node(node)",
+                right="node.replace_all_uses_with(new)\ngraph.erase_node(node)",
+            )  # fmt: skip
+        if to_erase._erased:
+            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase,
+                               where=call_site())  # fmt: skip
+        prev = to_erase._prev
+        self._unlink(to_erase)
+        to_erase._erased = True
+        for node in to_erase._input_nodes:
+            node.users.pop(to_erase, None)
+        to_erase._input_nodes = {}
+        self.version += 1
+        if self._watched:
+            before = {"prev": prev, "args": to_erase._args, "kwargs": to_erase._kwargs}
+            self._changed("erase", to_erase, before, None)
+
+    def _move(self, node: Node, prev: Node, following: Node) -> None:
+        """Put `node` between two neighbours: what `Node.prepend` and `append` do."""
+        if node.graph is not self or node._erased or prev.graph is not self:
+            raise RewriteError(
+                "tried to move a node into a graph that it does not belong to", node=node,
+                where=call_site(), hint="copy it with graph.node_copy(node, ...)",
+            )  # fmt: skip
+        if node is prev or node is following:
+            return
+        old = node._prev
+        self._unlink(node)
+        self._link(node, prev)
+        self.version += 1
+        if self._watched:
+            self._changed("move", node, {"prev": old}, {"prev": prev})
+
+    def _undo(self, kind: str, node: Any, before: Any, after: Any) -> None:
+        """Revert one edit as a listener was told of it; edits are undone newest first."""
+        if kind == "create":
+            self.erase_node(node)
+        elif kind == "erase":
+            node._erased = False
+            self._link(node, before["prev"])
+            node._edit_args(before["args"], before["kwargs"])
+        elif kind == "move":
+            self._move(node, before["prev"], before["prev"]._next)
+        elif kind == "args":
+            node._edit_args(before["args"], before["kwargs"])
+        elif kind == "reroute":
+            for user, args, kwargs in before["users"]:
+                user._edit_args(args, kwargs)
+        elif kind in ("target", "type", "rename"):
+            if kind == "target":
+                self._reindex(node, before["op"], before["target"])
+            node._edit_field(kind, before)
+        elif kind in ("module", "attr"):
+            before["module"]._restore_state(before["path"], before["value"])
+
+    def _reindex(self, node: Node, op: str, target: Target) -> None:
+        if self._index is not None and not node._erased:
+            for key in _index_keys(node._op, node._target):
+                self._index[key].pop(node, None)
+            for key in _index_keys(op, target):
+                self._index.setdefault(key, {})[node] = None
+
+    # -- creators -------------------------------------------------------------------------------
+
+    def placeholder(self, name: str, type_expr: Any = None, default_value: Any = ...) -> Node:
+        """Add an input called `name`; `default_value` makes it optional."""
+        args = () if default_value is ... or default_value is _EMPTY else (default_value,)
+        return self.create_node("placeholder", name, args, type_expr=type_expr)
+
+    def get_attr(self, qualified_name: str, type_expr: Any = None) -> Node:
+        """Add a read of a parameter, buffer or other attribute by its dotted path."""
+        self._warn_missing(qualified_name, "get_attr")
+        return self.create_node("get_attr", qualified_name, type_expr=type_expr)
+
+    def call_module(
+        self,
+        module_name: str,
+        args: tuple[Argument, ...] | None = None,
+        kwargs: dict[str, Argument] | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Add a call of the sub-module at the dotted path `module_name`."""
+        self._warn_missing(module_name, "call_module")
+        return self.create_node("call_module", module_name, args, kwargs, type_expr=type_expr)
+
+    def call_method(
+        self,
+        method_name: str,
+        args: tuple[Argument, ...] | None = None,
+        kwargs: dict[str, Argument] | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Add a call of `args[0].method_name(...)`."""
+        return self.create_node("call_method", method_name, args, kwargs, type_expr=type_expr)
+
+    def call_function(
+        self,
+        the_function: Callable[..., Any],
+        args: tuple[Argument, ...] | None = None,
+        kwargs: dict[str, Argument] | None = None,
+        type_expr: Any = None,
+        name: str | None = None,
+    ) -> Node:
+        """Add a call of a free function."""
+        return self.create_node("call_function", the_function, args, kwargs, name, type_expr)
+
+    def output(self, result: Argument, type_expr: Any = None) -> Node:
+        """Add the return statement; `result` may be a nested structure of Nodes."""
+        return self.create_node("output", "output", (result,), type_expr=type_expr)
+
+    def node_copy(
+        self, node: Node, arg_transform: Callable[[Node], Argument] = lambda x: x
+    ) -> Node:
+        """Copy a Node of another Graph to the insertion point of this one.
+
+        Args:
+            node: the Node to copy; its meta comes along.
+            arg_transform: returns for each Node in its arguments the one to use here.
+        """
+        args, kwargs = map_arg(node._args, arg_transform), map_arg(node._kwargs, arg_transform)
+        new = self.create_node(node._op, node._target, args, kwargs, node._name, node._type)
+        made = new.meta
+        new.meta = {**node.meta, **made}
+        add_ancestors(new, [node])
+        return new
+
+    def graph_copy(
+        self, g: Graph, val_map: dict[Node, Node], return_output_node: bool = False
+    ) -> Any:
+        """Copy all of `g`'s Nodes but its output to the insertion point.
+
+        Args:
+            g: the Graph to copy from.
+            val_map: filled with old Node -> new Node; what is in it already is not copied.
+            return_output_node: return (value, output Node of `g`) instead of the value.
+
+        Returns:
+            What `g` returns, in Nodes of this Graph, or None if `g` has no output.
+        """
+        for node in g.nodes:
+            if node in val_map:
+                continue
+            if node._op == "output":
+                value = map_arg(node._args[0], lambda n: val_map[n])
+                return value if not return_output_node else (value, node)
+            val_map[node] = self.node_copy(node, lambda n: val_map[n])
+        return None
+
+    def inserting_before(self, n: Node | None = None) -> _InsertPoint:
+        """Create Nodes before `n` (default: at the beginning) inside a `with` block."""
+        return _InsertPoint(self, self._own(n)._next if n is None else self._own(n), False)
+
+    def inserting_after(self, n: Node | None = None) -> _InsertPoint:
+        """Create Nodes behind `n` (default: at the end), one behind the other."""
+        return _InsertPoint(self, self._root._prev if n is None else self._own(n), True)
+
+    def _own(self, n: Node | None) -> Node:
+        if n is None:
+            return self._root
+        if n.graph is not self:
+            raise RewriteError(
+                "the insertion point is a node of another graph", node=n, where=call_site()
+            )
+        return n
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Any:
+        """All Nodes in order; `len`, `reversed` and edits while iterating work."""
+        return _node_list(self)
+
+    def output_node(self) -> Node:
+        """Return the output Node, which is the last one."""
+        node = self._root._prev
+        if node._op != "output":
+            raise LintError(
+                "the graph does not end with an output", node=node, where=call_site(),
+                hint="add graph.output(value)",
+            )  # fmt: skip
+        return node
+
+    def find_nodes(self, *, op: str, target: Target | None = None, sort: bool = True) -> list[Node]:
+        """Return the Nodes with this opcode and target, in graph order unless `sort` is False.
+
+        The first call builds an index that edits keep up to date.
+        """
+        if self._index is None:
+            self._index = {}
+            for node in self.nodes:
+                for key in _index_keys(node._op, node._target):
+                    self._index.setdefault(key, {})[node] = None
+        key = _index_keys(op, target)[-1] if target is not None else op
+        found = list(self._index.get(key, ()))
+        return sorted(found, key=lambda n: n._sort_key) if sort else found
+
+    def _number(self) -> None:
+        """Give every Node a number that grows along the list, for `<` between Nodes."""
+        if not self._numbered:
+            for i, node in enumerate(self.nodes):
+                node._key = float(i)
+            self._numbered = True
+
+    def _number_between(self, node: Node) -> None:
+        low = node._prev._key if node._prev is not self._root else None
+        high = node._next._key if node._next is not self._root else None
+        if low is None:
+            node._key = high - 1.0 if high is not None else 0.0
+        elif high is None:
+            node._key = low + 1.0
+        else:
+            node._key = (low + high) / 2
+            self._numbered = low < node._key < high
+
+    def _target_to_str(self, target: Any) -> str:
+        name = target if isinstance(target, str) else getattr(target, "__name__", None)
+        if name is None:
+            name = type(target).__name__
+        short = _short_names.get(name)
+        if short is None:
+            stem = name[2:-2] if name.startswith("__") and name.endswith("__") else name
+            short = _snake.sub(r"_\1", stem).lower()
+            if len(_short_names) < 10_000:
+                _short_names[name] = short
+        return short
+
+    def _warn_missing(self, path: str, what: str) -> None:
+        module = self.owning_module
+        if module is None or has_path(module, path):
+            return
+        import warnings
+
+        warnings.warn(
+            f"{what} {path!r} names nothing in {type(module).__name__} yet: add it to the "
+            f"GraphModule (add_submodule, register_buffer or an attribute) before it is run",
+            stacklevel=3,
+        )
+
+    # -- the whole ----------------------------------------------------------------------------------
+
+    def lint(self) -> None:
+        """Check that this Graph is well formed; `fxlab.core.lint` holds the rules.
+
+        Raises:
+            LintError: naming the first Node that breaks a rule, and the rule.
+        """
+        from .lint import lint
+
+        lint(self)
+
+    def eliminate_dead_code(
+        self, is_impure_node: Callable[[Node], bool] | None = None, *, like_torch: bool = False
+    ) -> bool:
+        """Erase the Nodes whose value nobody reads and whose erasure nobody could notice.
+
+        Args:
+            is_impure_node: says which Nodes to keep, instead of `fxlab.core.purity`.
+            like_torch: use torch.fx's narrower idea of an effect, which erases in-place
+                operations whose result is not read.
+
+        Returns:
+            Whether anything was erased.
+        """
+        from .purity import effect, torch_effect
+
+        self.lint()
+        rule = torch_effect if like_torch else effect
+        keep = is_impure_node or (lambda node: rule(node) is not None)
+        before = self._len
+        node = self._root._prev
+        while node is not self._root:
+            prev = node._prev
+            if not node.users and node._op not in ("placeholder", "output") and not keep(node):
+                self.erase_node(node)
+            node = prev
+        return self._len != before
+
+    def process_inputs(self, *args: Any) -> Any:
+        """Turn the arguments of `forward` into one value per placeholder."""
+        return self._codegen.process_inputs(*args)
+
+    def process_outputs(self, out: Any) -> Any:
+        """Turn the output Node's value into what `forward` returns."""
+        return self._codegen.process_outputs(out)
+
+    def set_codegen(self, codegen: Any) -> None:
+        """Use another `CodeGen` from now on."""
+        self._codegen = codegen
+        self._touch()
+
+    def on_generate_code(self, make_transformer: Callable[[Any], Any]) -> Any:
+        """Transform the lines of generated code; returns a context that undoes the registration.
+
+        Args:
+            make_transformer: gets the present transformer (or None), returns the new one: a
+                function from the list of body lines to the list of body lines.
+        """
+        codegen, old = self._codegen, self._codegen._body_transformer
+        codegen._body_transformer = make_transformer(old)
+        self._touch()
+
+        @contextmanager
+        def registration() -> Iterator[None]:
+            try:
+                yield
+            finally:
+                codegen._body_transformer = old
+                self._touch()
+
+        return registration()
+
+    def python_code(self, root_module: str, **options: Any) -> PythonCode:
+        """Return this Graph as Python source, with the globals that the source needs.
+
+        Args:
+            root_module: how generated code calls the module, usually "self".
+            options: passed to `CodeGen`, e.g. `verbose=True`.
+        """
+        return self._codegen._gen_python_code(self.nodes, root_module, _Namespace(), **options)
+
+    def __str__(self) -> str:
+        returns = [""]
+        lines = [node.format_node(None, returns) or "" for node in self.nodes]
+        return "\n    ".join([f"graph(){returns[0]}:", *lines])
+
+    def print_tabular(self, print_output: bool = True) -> str:
+        """Print the Nodes as a table of opcode, name, target, args, kwargs; return its text."""
+        rows = [("opcode", "name", "target", "args", "kwargs")]
+        rows += [
+            (n._op, n._name, target_text(n._target), _format_plain(n._args),
+             _format_plain(n._kwargs)) for n in self.nodes
+        ]  # fmt: skip
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        rows.insert(1, tuple("-" * w for w in widths))  # type: ignore[arg-type]
+        text = "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+                         for row in rows)  # fmt: skip
+        if print_output:
+            print(text)
+        return text
+
+    def _copy_into(self, new: Graph) -> dict[Node, Node]:
+        """Fill an empty Graph with copies of all Nodes under the same names; the map old -> new."""
+        made: dict[Node, Node] = {}
+        for node in self.nodes:
+            copy = Node(
+                new, node._name, node._op, node._target, map_arg(node._args, made.__getitem__),
+                map_arg(node._kwargs, made.__getitem__) if node._kwargs else {}, node._type,
+            )  # fmt: skip
+            copy.meta = dict(node.meta)
+            copy._repr_fn = node._repr_fn
+            if node.__dict__:
+                copy.__dict__.update(node.__dict__)
+            add_ancestors(copy, [node])
+            made[node] = copy
+            prev = new._root._prev
+            new._link(copy, prev)
+            if new._watched:
+                new._changed("create", copy, None, {"prev": prev})
+        new.version += 1
+        new._graph_namespace = self._graph_namespace.copy()
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Graph:
+        """Copy the Graph itself: names, order, types, meta (one level deep), code generator."""
+        import copy
+
+        memo = {} if memo is None else memo
+        new = Graph(tracer_cls=self._tracer_cls, tracer_extras=self._tracer_extras)
+        memo[id(self)] = new
+        for old, node in self._copy_into(new).items():
+            memo[id(old)] = node
+        new._codegen = copy.deepcopy(self._codegen, memo)
+        new._co_fields = dict(self._co_fields)
+        return new
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle names, order, types and meta as plain data, not a re-trace of the source."""
+        from .pickling import graph_from_state, graph_to_state
+
+        return graph_from_state, (graph_to_state(self),)
+
+
+_short_names: dict[str, str] = {}
+_EMPTY = __import__("inspect").Parameter.empty
+
+
+def _not_a(value: Any, what: str, kind: str) -> RewriteError:
+    return RewriteError(
+        f"{what} of a node must be a {kind}, got {type(value).__name__}", where=call_site(),
+        hint="a single argument needs its comma",
+        wrong="graph.call_function(torch.relu, (x))", right="graph.call_function(torch.relu, (x,))",
+    )  # fmt: skip
+
+
+def _index_keys(op: str, target: Any) -> tuple[Any, ...]:
+    try:
+        hash(target)
+    except TypeError:
+        target = id(target)
+    return op, (op, target)
+
+
+def _format_plain(arg: Any) -> str:
+    return _format_arg(arg).replace("%", "")
+
+
+def has_path(module: Any, path: str) -> bool:
+    """Say whether a dotted path leads to something in a module."""
+    for part in path.split("."):
+        if not hasattr(module, part):
+            return False
+        module = getattr(module, part)
+    return True
+
+
+def shape_text(value: Any) -> str:
+    """Return dtype and shape of a tensor, a Node's value, or tensor metadata: `f32[8, 3, 224, 224]`.
+
+    Args:
+        value: a tensor, a Node whose meta has `tensor_meta` or `val`, a TensorMetadata, or a
+            tuple or list of those. Anything else gives "".
+    """
+    if isinstance(value, Node):
+        meta = value.meta
+        value = meta.get("tensor_meta", meta.get("val", meta.get("example_value")))
+    if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
+        parts = [shape_text(v) for v in value[:8]]
+        return "(" + ", ".join(parts) + ")" if any(parts) else ""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return ""
+    sizes = ", ".join(str(size) for size in value.shape)
+    return f"{_DTYPES.get(value.dtype, str(value.dtype).removeprefix('torch.'))}[{sizes}]"
+
+
+_DTYPES = {getattr(torch, name): short for name, short in {
+    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
+    "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b8",
+    "complex64": "c64", "complex128": "c128", "quint8": "qu8", "qint8": "qi8", "qint32": "qi32",
+}.items()}  # fmt: skip
