@@ -1,0 +1,500 @@
+"""How does one step look on paper: rows, marks and lanes, without a browser?
+
+`rows_at` says what each line of a step shows (the same as `viewer.js` shows, a test compares them),
+`sketch` lays it out as a few primitive shapes, and these become SVG text or, through matplotlib, a
+PNG. README's picture, the static copy and `Timeline.to_svg` come from here.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from fxlab.explorer.lanes import MAX_LANES, layout
+
+ROW, LANE, CHAR = 22, 16, 7.25  # pixels: height of a row, width of a lane, width of a character
+LINE, SHAPE = 64, 26  # characters of a line and of a shape before they are elided
+INK, DIM, EDGE = "#1a2233", "#566173", "#d3dae4"
+MARKS = {"+": ("#0b6637", "#e3f5ea"), "-": ("#a8201a", "#fdeaea"), "~": ("#7a5200", "#fdf6dc")}
+LANES = ("#2f6fd6", "#c2501f", "#2a8755", "#8a4fc9", "#b0307a", "#6e7683")
+GLYPHS = {
+    "P": "#4f5b6d",
+    "G": "#7d5200",
+    "F": "#17703f",
+    ".": "#7435bd",
+    "M": "#2058c0",
+    "O": "#363f4c",
+}
+LEGEND = (
+    "P placeholder · G get_attr · F call_function · . call_method · M call_module · O output",
+    "+ created  \u2212 erased  ~ changed; pale: earlier in this pass",
+)
+
+
+@dataclass(slots=True)
+class Line:
+    """What one line of a step shows.
+
+    Attributes:
+        row: Row id.
+        state: "live", "ghost" (erased earlier in the pass) or "empty" (a later step makes it).
+        mark: "+", "-", "~" or "".
+        strong: Whether the mark is this step's own; otherwise an earlier step's of the same pass.
+        letter: Opcode letter.
+        name: Name of the node at this step.
+        text: The generated line.
+        shape: Such as `f32[1, 64, 56, 56]`, or "".
+        inputs: Row ids that it reads.
+    """
+
+    row: int
+    state: str
+    mark: str
+    strong: bool
+    letter: str
+    name: str
+    text: str
+    shape: str
+    inputs: list[int]
+
+
+class Story:
+    """View data (`view.py`) with every row's history at hand."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+        self.steps: list[dict[str, Any]] = data["steps"]
+        self.history: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        self.orders: dict[int, list[list[list[float]]]] = {}
+        names = ("letter", "name", "line", "target", "ins", "shape")
+        for row, *values in data["rows"]:
+            self.history[row] = [(0, dict(zip(names, values[:6], strict=True)))]
+        for index, step in enumerate(self.steps, 1):
+            for row, change in step.get("ch", ()):
+                past = self.history[row]
+                past.append((index, {**past[-1][1], **change}))
+
+    def at(self, row: int, index: int) -> dict[str, Any]:
+        """The changing fields of a row after step `index`."""
+        past = self.history[row]
+        k = len(past) - 1
+        while k > 0 and past[k][0] > index:
+            k -= 1
+        return past[k][1]
+
+    def text(self, row: int, index: int) -> str:
+        """A row's line after step `index`, names filled in."""
+        parts = self.at(row, index)["line"]
+        return "".join(p if isinstance(p, str) else self.at(p, index)["name"] for p in parts)
+
+    def pass_at(self, index: int) -> int:
+        """Index of the pass that a step belongs to; the start belongs to the first."""
+        return self.steps[max(index, 1) - 1]["s"] if self.steps else 0
+
+    def slots(self, span: int, program: int) -> list[list[float]]:
+        """The lines of a pass, `[row, born, died]` each, in an order no step of it changes."""
+        done = self.orders.setdefault(program, [])
+        while len(done) <= span:
+            first, last = 1, 0
+            if len(done) < len(self.data["passes"]):
+                current = self.data["passes"][len(done)]
+                first, last = current["first"], current["last"]
+            start = self.data["programs"][program]["rows"] if self.data["programs"] else []
+            if done:
+                start = [int(row) for row, _, died in done[-1] if died == float("inf")]
+            slots: list[list[float]] = [[row, -1, float("inf")] for row in start]
+            following: dict[int, int] = {-1: 0, **{k: k + 1 for k in range(len(slots))}}
+            where = {int(slot[0]): k for k, slot in enumerate(slots)}
+            end = following[len(slots) - 1] = -2  # -2 ends the list
+            if not slots:
+                following[-1] = end
+            for index in range(first, last + 1):
+                step = self.steps[index - 1]
+                if step["p"] != program or "e" not in step:
+                    continue
+                kind, row, before = step["e"]
+                if kind != "c" and row in where:
+                    slots[where[row]][2] = index
+                if kind != "x":
+                    previous = where.get(before, -1)
+                    slots.append([row, index, float("inf")])
+                    where[row] = len(slots) - 1
+                    following[len(slots) - 1] = following[previous]
+                    following[previous] = len(slots) - 1
+            order, k = [], following[-1]
+            while k != end:
+                order.append(slots[k])
+                k = following[k]
+            done.append(order)
+        return done[span]
+
+    def result_slots(self, index: int) -> list[list[float]]:
+        """Both programs of a pass that returned another one; rows that are paired come once."""
+        step = self.steps[index - 1]
+        pairs = {new: old for new, old in step["pairs"]}
+        parts = dict(map(tuple, step.get("parts", ())))
+
+        def live(program: int) -> list[int]:
+            lines = self.slots(step["s"], program)
+            return [int(row) for row, born, died in lines if born <= index < died]
+
+        old = live(step["was"])
+        place = {row: k for k, row in enumerate(old)}
+        fresh: list[tuple[int, bool]] = []
+        for row in live(step["p"]):
+            fresh.append((row, True))
+            fresh += [(inner, False) for inner in (live(parts[row]) if row in parts else ())]
+        kept = {pairs[row] for row, _ in fresh if row in pairs}
+        out: list[list[float]] = []
+        k = 0
+        for row, own in fresh:
+            until = place.get(pairs.get(row, -1), k)
+            while k < until:
+                if old[k] not in kept:
+                    out.append([old[k], -1, index])
+                k += 1
+            out.append([row, -1 if row in pairs or not own else index, float("inf")])
+        out += [[row, -1, index] for row in old[k:] if row not in kept]
+        return out
+
+    def lines(self, index: int) -> list[Line]:
+        """What every line shows after step `index`, slots of other steps included."""
+        step = self.steps[index - 1] if index else None
+        span = self.pass_at(index)
+        is_result = step is not None and step["k"] == "result"
+        slots = (
+            self.result_slots(index) if is_result else self.slots(span, step["p"] if step else 0)
+        )
+        touched: dict[int, int] = {}
+        first = self.data["passes"][span]["first"] if self.data["passes"] else 1
+        for k in range(first, index + 1):
+            touched.update(dict.fromkeys(self.steps[k - 1].get("m", ()), k))
+        out = []
+        for slot, born, died in slots:
+            row = int(slot)
+            state = "empty" if index < born else "ghost" if index >= died else "live"
+            mark, strong = "", False
+            if state == "ghost":
+                mark, strong = "-", died == index
+            elif state == "live" and born > 0 and (born == index or touched.get(row) != index):
+                mark, strong = "+", born == index
+            elif state == "live" and row in touched:
+                mark, strong = "~", touched[row] == index
+            now = self.at(row, index)
+            out.append(
+                Line(
+                    row,
+                    state,
+                    mark,
+                    strong,
+                    now["letter"],
+                    now["name"],
+                    self.text(row, index),
+                    now["shape"],
+                    now["ins"],
+                )
+            )
+        _signature(out)
+        return out
+
+
+def _signature(lines: list[Line]) -> None:
+    """Placeholders show their parameter: the first opens the signature, the last closes it."""
+    given = [line for line in lines if line.state == "live" and line.letter == "P"]
+    start = "def forward(self, "
+    for line in given:
+        line.text = (start if line is given[0] else " " * len(start)) + line.text
+        line.text += "):" if line is given[-1] else ","
+
+
+@dataclass(slots=True)
+class Sketch:
+    """Primitive shapes, in pixels: what SVG and PNG are both made from."""
+
+    width: float
+    height: float
+    rects: list[tuple[float, float, float, float, str]] = field(default_factory=list)
+    curves: list[tuple[str, list[tuple[float, float]]]] = field(default_factory=list)
+    glyphs: list[tuple[float, float, str, str, bool]] = field(default_factory=list)
+    texts: list[tuple[float, float, str, str, str]] = field(default_factory=list)
+
+
+def elide(text: str, room: int) -> str:
+    """A text in at most `room` characters, elided in the middle."""
+    text = text.replace("\n", " ").replace("\r", " ")
+    if len(text) <= room:
+        return text
+    tail = int((room - 1) * 0.4)
+    return f"{text[: room - 1 - tail]}\u2026{text[-tail:]}"
+
+
+def sketch(
+    story: Story, index: int, limit: int | None = None, caption: bool = True, line: int = LINE
+) -> Sketch:
+    """Lay out one step.
+
+    Args:
+        story: The story.
+        index: The step, 0 for the start.
+        limit: Show at most so many rows, around those that changed; the rest is counted.
+        caption: Whether to write the sentence above the rows.
+        line: Characters of a code line.
+    """
+    lines = story.lines(index)
+    position = {one.row: k for k, one in enumerate(lines) if one.state == "live"}
+    inputs = [
+        sorted({position[r] for r in one.inputs if r in position}) if one.state == "live" else None
+        for one in lines
+    ]
+    lanes = layout(inputs, [one.letter in "PG" for one in lines])
+    first, last = window(lines, limit)
+    wide = min(lanes.width, MAX_LANES)
+    left = LANE * (wide + 1.6)
+    top = 12.0
+    out = Sketch(left + 20 + (line + SHAPE + 2) * CHAR, 0)
+    if caption:
+        step = story.steps[index - 1] if index else None
+        said = f"{step['c']}: {step['t']}" if step else f"start: {story.data['title']}"
+        out.texts.append((8, 18, elide(said, int(out.width / CHAR) - 2), INK, "bold"))
+        top = 34.0
+    if first > 0:
+        out.texts.append((left, top + 11, f"{first} rows above", DIM, "italic"))
+        top += ROW
+    y = {k: top + (k - first + 0.5) * ROW for k in range(len(lines))}
+    low, high = top, top + (last - first) * ROW
+
+    def x(lane: int) -> float:
+        return LANE * (min(lane, MAX_LANES) + 0.8)
+
+    for k in range(last):
+        if inputs[k] is None:
+            continue
+        lane, end = lanes.lane[k], lanes.end[k]
+        color = LANES[lane % 6] if lane < MAX_LANES else DIM
+        if end > k and end >= first:
+            bend = 0.0 if lanes.lane[end] == lane else ROW * 0.8
+            start, stop = max(y[k], low), min(max(y[k], y[end] - bend), high)
+            if stop > start:
+                out.curves.append((color, [(x(lane), start), (x(lane), stop)]))
+        if k < first:
+            continue
+        for producer in inputs[k] or ():
+            source = lanes.lane[producer]
+            if producer < k and source != lane:
+                tone = LANES[source % 6] if source < MAX_LANES else DIM
+                a, b = x(source), x(lane)
+                out.curves.append((tone, [(a, y[k] - ROW * 0.8), (a, y[k]), (b, y[k])]))
+    for k in range(first, last):
+        one = lines[k]
+        if one.state == "empty":
+            continue
+        if one.strong:
+            out.rects.append((left, y[k] - ROW / 2, out.width - left, ROW, MARKS[one.mark][1]))
+        ghost = one.state == "ghost"
+        at = x(wide) if ghost else x(lanes.lane[k])
+        color = MARKS["-"][0] if ghost else GLYPHS.get(one.letter, DIM)
+        out.glyphs.append((at, y[k], one.letter, color, ghost))
+        if one.mark:
+            style = "bold" if one.strong else ""
+            mark = "\u2212" if one.mark == "-" else one.mark
+            out.texts.append((left + 3, y[k] + 4, mark, MARKS[one.mark][0], style))
+        ink = INK if not ghost else MARKS["-"][0] if one.strong else DIM
+        text = elide(one.text, line)
+        out.texts.append((left + 18, y[k] + 4, text, ink, "strike" if ghost else ""))
+        if one.shape and not ghost:
+            place = left + 18 + (line + 1) * CHAR
+            out.texts.append((place, y[k] + 4, elide(one.shape, SHAPE), DIM, ""))
+    bottom = high
+    if last < len(lines):
+        out.texts.append((left, bottom + 15, f"{len(lines) - last} rows below", DIM, "italic"))
+        bottom += ROW
+    for text in LEGEND:
+        bottom += 17
+        out.texts.append((8, bottom, elide(text, int(out.width / CHAR)), DIM, ""))
+    out.height = bottom + 10
+    return out
+
+
+def window(lines: Sequence[Line], limit: int | None) -> tuple[int, int]:
+    """The rows to show: at most `limit`, those around this step's (else any) changes first."""
+    if limit is None or len(lines) <= limit:
+        return 0, len(lines)
+    strong = [k for k, one in enumerate(lines) if one.strong]
+    marked = strong or [k for k, one in enumerate(lines) if one.mark]
+    middle = marked[0] if marked else 0
+    first = max(0, min(middle - limit // 3, len(lines) - limit))
+    return first, first + limit
+
+
+def group(drawing: Sketch, dx: float = 0, dy: float = 0) -> str:
+    """The shapes of a sketch as SVG elements; every text of a model is escaped."""
+
+    def n(value: float) -> str:
+        return f"{value:.1f}".rstrip("0").rstrip(".")
+
+    out = [
+        f'<rect x="{n(x)}" y="{n(y)}" width="{n(w)}" height="{n(h)}" fill="{color}"/>'
+        for x, y, w, h, color in drawing.rects
+    ]
+    paths: dict[str, list[str]] = {}
+    for color, points in drawing.curves:
+        (x0, y0), *rest = points
+        if len(rest) == 1:
+            paths.setdefault(color, []).append(f"M{n(x0)} {n(y0)}V{n(rest[0][1])}")
+        else:
+            (x1, y1), (x2, y2) = rest
+            paths.setdefault(color, []).append(
+                f"M{n(x0)} {n(y0)}Q{n(x1)} {n(y1)} {n(x2)} {n(y2)}"
+            )
+    out += [f'<path d="{"".join(d)}" stroke="{color}"/>' for color, d in paths.items()]
+    glyphs: dict[tuple[str, bool], list[str]] = {}
+    for x, y, _letter, color, ghost in drawing.glyphs:
+        glyphs.setdefault((color, ghost), []).append(
+            f"M{n(x - 7)} {n(y)}a7 7 0 1 1 14 0a7 7 0 1 1-14 0"
+        )
+    for (color, ghost), d in glyphs.items():
+        style = f'fill="#fff" stroke="{color}" stroke-dasharray="3 2"' if ghost else f'fill="{color}"'
+        out.append(f'<path d="{"".join(d)}" {style}/>')
+    for x, y, letter, color, ghost in drawing.glyphs:
+        fill = color if ghost else "#fff"
+        out.append(f'<text class="g" x="{n(x)}" y="{n(y + 3.5)}" fill="{fill}">{_safe(letter)}</text>')
+    names = {"": "", "bold": ' class="b"', "italic": ' class="i"', "strike": ' class="s"'}
+    for x, y, text, color, style in drawing.texts:
+        fill = "" if color == INK else f' fill="{color}"'
+        out.append(f'<text x="{n(x)}" y="{n(y)}"{names[style]}{fill}>{_safe(text)}</text>')
+    move = f' transform="translate({n(dx)} {n(dy)})"' if dx or dy else ""
+    return f"<g{move}>{''.join(out)}</g>" if move else "".join(out)
+
+
+def _safe(text: str) -> str:
+    """Text for XML: escaped, without the characters that XML forbids."""
+    kept = "".join(c if c >= " " and not "\ud800" <= c <= "\udfff" else "\ufffd" for c in text)
+    return html.escape(kept, quote=False)
+
+
+STYLE = (
+    "text{font:12px ui-monospace,DejaVu Sans Mono,Menlo,Consolas,monospace;fill:#1a2233;"
+    "white-space:pre}path{fill:none;stroke-width:1.8}.b{font-weight:700}.i{font-style:italic}"
+    ".s{text-decoration:line-through}.g{font:700 9px sans-serif;text-anchor:middle}"
+)
+
+
+def svg(drawings: Sequence[Sketch], body: str, width: float, height: float, style: str = "") -> str:
+    """A whole SVG document around a body."""
+    # Attributes give way to style rules, so the colours of a text are set as rules by attribute.
+    colors = sorted({t[3] for d in drawings for t in d.texts} | {g[3] for d in drawings for g in d.glyphs})
+    rules = "".join(f'[fill="{color}"]{{fill:{color}}}' for color in [*colors, "#fff"])
+    rules += "".join(f'[stroke="{c}"]{{stroke:{c}}}' for c in (*LANES, DIM))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{STYLE}{rules}{style}</style>'
+        f'<rect width="100%" height="100%" fill="#fff"/>{body}</svg>'
+    )
+
+
+def still_svg(
+    story: Story, index: int, limit: int | None = None, caption: bool = True, line: int = LINE
+) -> str:
+    """One step as an SVG picture."""
+    drawing = sketch(story, index, limit, caption, line)
+    return svg([drawing], group(drawing), drawing.width, drawing.height)
+
+
+def strip_svg(story: Story, steps: Iterable[int], limit: int | None = 24) -> str:
+    """Several steps as one still SVG picture, one below the other, for print."""
+    drawings = [sketch(story, index, limit) for index in steps]
+    body, y = [], 0.0
+    for drawing in drawings:
+        body.append(group(drawing, 0, y))
+        y += drawing.height
+    return svg(drawings, "".join(body), max((d.width for d in drawings), default=1), y)
+
+
+def animated_svg(
+    story: Story, steps: Iterable[int], limit: int | None = 40, seconds: float = 1.5
+) -> str:
+    """Several steps as one SVG picture that plays once and stays on the last; no script.
+
+    Args:
+        story: The story.
+        steps: Which steps, in order.
+        limit: Rows of each at most.
+        seconds: How long each step is seen.
+    """
+    drawings = [sketch(story, index, limit) for index in steps]
+    last = len(drawings) - 1
+    rules = (
+        "@keyframes on{0%,99.9%{visibility:visible}100%{visibility:hidden}}"
+        "@keyframes stay{to{visibility:visible}}.f{visibility:hidden}"
+        "@media(prefers-reduced-motion:reduce){.f{animation:none!important}"
+        ".last{visibility:visible}}"
+    )
+    body = []
+    for k, drawing in enumerate(drawings):
+        start = f"{k * seconds:g}s"
+        how = f"stay .01s {start} 1 forwards" if k == last else f"on {seconds:g}s step-end {start} 1"
+        kind = "f last" if k == last else "f"
+        body.append(f'<g class="{kind}" style="animation:{how}">{group(drawing)}</g>')
+    width = max((d.width for d in drawings), default=1)
+    return svg(drawings, "".join(body), width, max((d.height for d in drawings), default=1), rules)
+
+
+def png(story: Story, index: int, path: Any, limit: int | None = None, scale: float = 2.0) -> None:
+    """Write one step as a PNG picture (through matplotlib).
+
+    Args:
+        story: The story.
+        index: The step.
+        path: Where to.
+        limit: Rows at most.
+        scale: Pixels of the file for each pixel of the drawing.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Circle, PathPatch, Rectangle
+    from matplotlib.path import Path as Curve
+
+    drawing = sketch(story, index, limit)
+    figure = Figure(figsize=(drawing.width / 100, drawing.height / 100), dpi=100 * scale)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, drawing.width)
+    axes.set_ylim(drawing.height, 0)
+    axes.axis("off")
+    for x, y, width, height, color in drawing.rects:
+        axes.add_patch(Rectangle((x, y), width, height, color=color, linewidth=0))
+    for color, points in drawing.curves:
+        codes = [Curve.MOVETO, Curve.LINETO] if len(points) == 2 else None
+        curve = Curve(points, codes or [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3])
+        axes.add_patch(PathPatch(curve, fill=False, edgecolor=color, linewidth=1.3))
+    for x, y, letter, color, ghost in drawing.glyphs:
+        face = "white" if ghost else color
+        axes.add_patch(Circle((x, y), 7, facecolor=face, edgecolor=color, zorder=3))
+        ink = color if ghost else "white"
+        axes.text(x, y, letter, color=ink, ha="center", va="center", fontsize=6.5, zorder=4)
+    for x, y, text, color, style in drawing.texts:
+        axes.text(
+            x,
+            y,
+            _safe_for_matplotlib(text),
+            color=color,
+            fontsize=8.6,
+            family="DejaVu Sans Mono",
+            weight="bold" if style == "bold" else "normal",
+            parse_math=False,
+        )
+        if style == "strike":
+            axes.plot([x, x + len(text) * CHAR * 0.97], [y - 4, y - 4], color=color, linewidth=0.8)
+    figure.savefig(path, format="png")
+
+
+@lru_cache(maxsize=1)
+def _forbidden() -> dict[int, str]:
+    return {code: "\ufffd" for code in [*range(32), *range(0xD800, 0xE000)]}
+
+
+def _safe_for_matplotlib(text: str) -> str:
+    return text.translate(_forbidden())

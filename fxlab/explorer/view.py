@@ -1,0 +1,387 @@
+"""What do all three renderings of a timeline read?
+
+The live widget, the stand-alone page and the static copy show the same facts, so the facts are put
+together once, here: every row with its line in pieces, every step with its sentence, its source
+line and what it changed, every pass with its costs and verdicts. `viewer.js` replays this data in
+the browser; `static.py` reads it in Python. The explorer is the kit's answer to the question that
+section 6 of the paper leaves to `print`: what did a transform do, edit by edit?
+
+The data is plain JSON, one object::
+
+    title, error    texts
+    programs        [{title, rows: [row id] as the program begins}]
+    rows            [[id, letter, name, line, target, inputs, shape, path, source, from]]
+                    line: pieces, texts and row ids where a name stands; path: index in `paths` or
+                    -1; source: indices of places; from: row ids, or texts of rows that are not here
+    paths           [[parent path or -1, module path, type]]
+    steps           [{p: program, s: pass, k: kind, r: row or null, t: sentence, c: code,
+                      w: [index of place], wf: problem or null, m: [rows changed in place],
+                      e: [c|x|m, row, row before or -1], created, erased, moved,
+                      ch: [[row, {changed fields}]], b, a: texts before and after (state edits),
+                      v: statistics (a run), pairs, parts, was: result steps}]
+    places          [[file, line, function, source or -1]]
+    passes          [{name, kind, first, last, quiet, sentence, strip: [text], same: verdict or
+                      null, kept: [text]}]
+    sources         [{file, line, text}]
+    metrics         [{id, title, unit, max, on, values: {row: number}}]
+    notes           {step: text}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from fxlab.explorer.frames import Replay, State, rows_in_state
+from fxlab.explorer.sentences import expression, target_text
+
+if TYPE_CHECKING:
+    from fxlab.explorer.timeline import PassSpan, Place, Timeline
+
+UNITS = {"seconds": "s", "flops": "", "bytes": "B", "live_bytes": "B"}
+TITLES = {"seconds": "time", "flops": "FLOPs", "bytes": "bytes", "live_bytes": "live bytes"}
+STRUCTURE = {"create": "c", "erase": "x", "move": "m"}
+
+
+def view(timeline: Timeline) -> dict[str, Any]:
+    """Everything that is shown of a timeline, as plain JSON data; linear in rows and steps.
+
+    Args:
+        timeline: Recorded or loaded.
+
+    Returns:
+        The data described in this module's docstring.
+    """
+    return _Builder(timeline).build()
+
+
+def pack(data: dict[str, Any]) -> bytes:
+    """The data as compact JSON, deflated (zlib); the browser inflates it itself."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=str)
+    return zlib.compress(text.encode("utf-8", "replace"), 6)
+
+
+def number(value: float) -> str:
+    """A number in three digits with k, M, G or T: `25.6 M`."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+class _Builder:
+    """One walk over the steps, with every program's states kept up to date on the way."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.programs = timeline.programs
+        self.index = {program.id: k for k, program in enumerate(self.programs)}
+        self.replays = {p.id: Replay(p.first, p.id) for p in self.programs}
+        self.paths: dict[tuple[int, str], int] = {}
+        self.path_list: list[list[Any]] = []
+        self.source_index: dict[str, int] = {}
+        self.places: dict[Place, int] = {}
+        self.place_list: list[list[Any]] = []
+        self.first: dict[int, State] = {}
+        self.module_rows: dict[tuple[str, str], dict[int, None]] = {}
+        for program in self.programs:
+            for row, state in program.first.items():
+                self.first[row] = state
+                self.watch(program.id, row, state)
+
+    def build(self) -> dict[str, Any]:
+        timeline = self.timeline
+        timeline.check_all()
+        self.spans = timeline.passes
+        steps = [self.step(k + 1) for k in range(len(timeline.steps))]
+        shapes = self.shapes(steps)
+        return {
+            "title": timeline.title,
+            "error": timeline.error,
+            "programs": [
+                {"title": program.title, "rows": list(program.first)} for program in self.programs
+            ],
+            "rows": [self.row(row, state, shapes) for row, state in self.first.items()],
+            "paths": self.path_list,
+            "places": self.place_list,
+            "steps": steps,
+            "passes": [self.span(span) for span in self.spans],
+            "sources": [
+                {"file": source.file, "line": source.line, "text": source.text}
+                for source in (timeline.sources[key] for key in self.source_index)
+            ],
+            "metrics": self.metrics(shapes),
+            "notes": {str(step): text for step, text in timeline.notes.items()},
+        }
+
+    def watch(self, program: str, row: int, state: State) -> None:
+        """Remember which rows use which module, for the marks of a state edit."""
+        if state.op in ("call_module", "get_attr"):
+            self.module_rows.setdefault((program, state.target), {})[row] = None
+
+    def row(self, row: int, state: State, shapes: dict[int, str]) -> list[Any]:
+        known = self.timeline.rows[row]
+        return [
+            row,
+            *self.fields(row, state).values(),
+            shapes.get(row, known.shape),
+            self.path(known.stack, state),
+            [self.place(place) for place in known.source],
+            [
+                one["row"] if one.get("row") is not None else str(one.get("name"))
+                for one in known.ancestors
+            ],
+        ]
+
+    def fields(self, row: int, state: State) -> dict[str, Any]:
+        """The parts of a row that an edit can change."""
+        pieces = expression(state)
+        named = state.op not in ("placeholder", "output")
+        return {
+            "letter": state.letter,
+            "name": state.name,
+            "line": [row, " = ", *pieces] if named else pieces,
+            "target": target_text(state.op, state.target)
+            if state.op == "call_function"
+            else state.target,
+            "ins": rows_in_state(state),
+        }
+
+    def path(self, stack: tuple[tuple[str, str], ...], state: State) -> int:
+        """The module that a row stands in, as an index; the root and a leaf's own are left out."""
+        parent = -1
+        for path, kind in stack:
+            if not path or (state.op == "call_module" and path == state.target):
+                continue
+            key = (parent, path)
+            if key not in self.paths:
+                self.paths[key] = len(self.path_list)
+                self.path_list.append([parent, path, kind.rpartition(".")[2]])
+            parent = self.paths[key]
+        return parent
+
+    def place(self, place: Place) -> int:
+        """A place as an index in the table of places."""
+        if place not in self.places:
+            found = self.timeline.source_of(place)
+            at = -1
+            if found is not None:
+                at = self.source_index.setdefault(found[0], len(self.source_index))
+            self.places[place] = len(self.place_list)
+            self.place_list.append([place.file, place.line, place.function, at])
+        return self.places[place]
+
+    def step(self, index: int) -> dict[str, Any]:
+        step = self.timeline.steps[index - 1]
+        edit, program = step.edit, step.edit.program
+        replay = self.replays.get(program)
+        before, after = edit.before or {}, edit.after or {}
+        out: dict[str, Any] = {
+            "p": self.index.get(self.timeline.program_at(index), 0),
+            "s": step.pass_index,
+            "k": edit.kind,
+            "r": edit.row,
+            "t": step.sentence,
+            "c": step.code,
+            "w": [self.place(place) for place in step.where],
+        }
+        if step.problem:
+            out["wf"] = step.problem
+        if replay is not None:
+            replay.apply(step)
+        if edit.kind in STRUCTURE and edit.row is not None:
+            position = after.get("position")
+            out["e"] = [STRUCTURE[edit.kind], edit.row, -1 if position is None else position]
+            if edit.kind == "create" and edit.row not in self.first:
+                state = replay.states[edit.row] if replay else State(**after)
+                self.first[edit.row] = state
+                self.watch(program, edit.row, state)
+            elif edit.kind == "create" and replay is not None:
+                out["ch"] = [[edit.row, self.fields(edit.row, replay.states[edit.row])]]
+        touched: list[int] = []
+        if edit.kind == "reroute":
+            touched = list(after.get("users", ()))
+        elif edit.kind in ("args", "target", "rename", "type") and edit.row is not None:
+            touched = [edit.row]
+        if touched and replay is not None:
+            out["m"] = touched
+            out["ch"] = [
+                [row, self.fields(row, replay.states[row])]
+                for row in touched
+                if row in replay.states
+            ]
+            if edit.kind == "target":
+                self.watch(program, touched[0], replay.states[touched[0]])
+        if edit.kind in ("module", "attr"):
+            self.state_edit(out, program, before, after)
+        elif edit.kind == "value":
+            out["v"] = {key: value for key, value in after.items() if value is not None}
+        elif edit.kind == "result":
+            self.result(out, step.program, after)
+        return out
+
+    def state_edit(
+        self, out: dict[str, Any], program: str, before: dict[str, Any], after: dict[str, Any]
+    ) -> None:
+        path = str(after.get("path", before.get("path", "")))
+        owner = path.rpartition(".")[0]
+        rows = dict.fromkeys(self.module_rows.get((program, path), ()))
+        rows.update(dict.fromkeys(self.module_rows.get((program, owner), ()) if owner else ()))
+        alive = self.replays[program].states if program in self.replays else {}
+        out["m"] = [row for row in rows if row in alive]
+        if out["r"] is None and out["m"]:
+            out["r"] = out["m"][0]
+        out["b"], out["a"] = state_lines(path, before.get("value"), after.get("value"))
+
+    def result(self, out: dict[str, Any], old: str, after: dict[str, Any]) -> None:
+        new = after.get("program", old)
+        pairs = [[b, a] for a, b in after.get("pairs", ())]
+        out["was"] = self.index.get(old, 0) if old != new else self.parent_of(new)
+        out["pairs"] = pairs
+        out["parts"] = [
+            [part["row"], self.index[part["program"]]]
+            for part in after.get("parts", ())
+            if part.get("program") in self.index
+        ]
+        states = {row: s for replay in self.replays.values() for row, s in replay.states.items()}
+        names = {row: state.name for row, state in states.items()}
+        lines = {}
+        for fresh, former in pairs:
+            for row in (fresh, former):
+                if row in states:
+                    lines[row] = "".join(
+                        part if isinstance(part, str) else names.get(part, "?")
+                        for part in expression(states[row])
+                    )
+        out["m"] = [a for a, b in pairs if lines.get(a) != lines.get(b)]
+
+    def parent_of(self, program: str) -> int:
+        made_from = self.timeline.program(program).made_from or {}
+        return self.index.get(made_from.get("program", ""), 0)
+
+    def shapes(self, steps: list[dict[str, Any]]) -> dict[int, str]:
+        """Shapes at the start; those that a pass made known become changes at its last step."""
+        start = {row: self.timeline.rows[row].shape for row in self.first}
+        now = dict(start)
+        for span in self.spans:
+            for row, text in span.shapes.items():
+                if row not in now or now[row] == text:
+                    continue
+                if not now[row] or span.last < span.first:
+                    start[row] = start[row] or text
+                if span.last >= span.first and now[row]:
+                    steps[span.last - 1].setdefault("ch", []).append([row, {"shape": text}])
+                now[row] = text
+        return start
+
+    def metrics(self, shapes: dict[int, str]) -> list[dict[str, Any]]:
+        columns: dict[str, dict[int, float]] = {}
+        for span in self.spans:
+            for metric, values in span.columns.items():
+                columns.setdefault(metric, {}).update(values)
+        sizes = {row: size for row, text in shapes.items() if (size := shape_bytes(text))}
+        if sizes:
+            columns.setdefault("bytes", dict(sizes))
+        for step in self.timeline.steps:
+            after = step.edit.after or {}
+            if step.edit.kind == "value" and step.edit.row is not None:
+                for key in ("seconds", "bytes", "live_bytes"):
+                    if after.get(key) is not None:
+                        columns.setdefault(key, {})[step.edit.row] = after[key]
+        return [
+            {
+                "id": metric,
+                "title": TITLES.get(metric, metric),
+                "unit": UNITS.get(metric, ""),
+                "max": max(values.values(), default=1) or 1,
+                "on": metric == ("seconds" if "seconds" in columns else "flops"),
+                "values": {str(row): value for row, value in values.items()},
+            }
+            for metric, values in columns.items()
+            if values
+        ]
+
+    def span(self, span: PassSpan) -> dict[str, Any]:
+        same = span.same_output
+        kept = [str(text) for text in span.kept]
+        if span.lint:
+            kept.insert(0, f"lint: {span.lint}")
+        return {
+            "name": span.name,
+            "kind": span.kind,
+            "first": span.first,
+            "last": span.last,
+            "quiet": span.last < span.first,
+            "sentence": span.sentence or f"{span.name} changed nothing",
+            "strip": strip(span),
+            "same": {"verdict": same["verdict"], "text": same["text"]} if same else None,
+            "kept": kept,
+        }
+
+
+def strip(span: PassSpan) -> list[str]:
+    """What a pass cost and saved, one text a fact: `nodes 177 -> 124`, `FLOPs 8.2 G -> 8.1 G`."""
+    before, after = span.cost_before or {}, span.cost_after or {}
+    out = []
+    nodes_before, nodes_after = before.get("nodes") or {}, after.get("nodes") or {}
+    if nodes_before and nodes_after:
+        out.append(_change("nodes", sum(nodes_before.values()), sum(nodes_after.values())))
+    for op in [*nodes_before, *(op for op in nodes_after if op not in nodes_before)]:
+        if nodes_before.get(op, 0) != nodes_after.get(op, 0):
+            out.append(_change(op, nodes_before.get(op, 0), nodes_after.get(op, 0)))
+    for key, word, unit in (
+        ("parameters", "parameters", ""),
+        ("flops", "FLOPs", ""),
+        ("bytes", "bytes", "B"),
+        ("seconds", "time", "s"),
+    ):
+        if before.get(key) is not None and after.get(key) is not None:
+            out.append(_change(word, before[key], after[key], unit))
+    if span.same_output:
+        out.append(f"same output: {span.same_output['text']}")
+    return out
+
+
+def _change(word: str, before: float, after: float, unit: str = "") -> str:
+    first, then = number(before), number(after)
+    if before == after:
+        return f"{word} {first}{unit}"
+    if first == then:
+        first, then = f"{before:,}", f"{after:,}"
+    return f"{word} {first}{unit} \u2192 {then}{unit}"
+
+
+def state_lines(path: str, before: Any, after: Any) -> tuple[list[str], list[str]]:
+    """What a module or attribute was and is, a line for each tensor that differs."""
+    if not before or not after:
+        return (
+            [f"self.{path}: {before['text']}"] if before else [],
+            [f"self.{path}: {after['text']}"] if after else [],
+        )
+    old, new = before.get("tensors") or {}, after.get("tensors") or {}
+    was, now = [], []
+    if before.get("text") != after.get("text"):
+        was.append(f"self.{path}: {before['text']}")
+        now.append(f"self.{path}: {after['text']}")
+    for name in [*old, *(name for name in new if name not in old)]:
+        label = f"{path}.{name}" if name else path
+        if old.get(name) == new.get(name):
+            continue
+        if name in old:
+            was.append(f"{label} {old[name][0]}")
+        if name in new:
+            now.append(f"{label} {new[name][0]}" + (" (new values)" if name in old else ""))
+    return was, now
+
+
+def shape_bytes(text: str) -> int | None:
+    """Bytes of a tensor whose shape reads `f32[1, 64]`; None when that is not known."""
+    match = re.fullmatch(r"[a-z]+(\d+)?\w*\[([\d, ]*)\]", text)
+    if match is None:
+        return None
+    size = int(match[1]) / 8 if match[1] else 1
+    for one in filter(None, (part.strip() for part in match[2].split(","))):
+        size *= int(one)
+    return int(size)
