@@ -43,6 +43,14 @@ def _kind_of_file(name: str) -> int:
     return _TORCHS if name.startswith(_TORCH + _SEP) else _OUTSIDE
 
 
+def is_users(file: str) -> bool:
+    """Say whether a file is a user's: neither torch's nor of the kit's core or explorer."""
+    kind = _kinds.get(file)
+    if kind is None:
+        kind = _kinds[file] = _kind_of_file(file)
+    return kind == 0
+
+
 def call_site(limit: int = 4, skip_torch: bool = False, stop: Any = None) -> tuple[Frame, ...]:
     """Return the frames of the user's code that led here, innermost first.
 
@@ -96,6 +104,25 @@ def forget_generated(file: str) -> None:
     """Drop what `register_generated` remembered; a file that is not there is no error."""
     generated_code.pop(file, None)
     _kinds.pop(file, None)
+
+
+RUN_NOTE = "While running node "
+"""How the note begins that `run_note` makes for an error that running a node raised."""
+
+
+def run_note(node: Any, code: str = "") -> str:
+    """Return what is added to an error raised by running a node: the node, and whose source it is.
+
+    Args:
+        node: the Node that ran, or None when that is not known.
+        code: the line of generated code.
+    """
+    lines = [RUN_NOTE + (_describe(node) if node is not None else "of a GraphModule")]
+    if code.strip():
+        lines.append(f"  generated code:  {code.strip()}")
+    frames = node.meta.get("source", ()) if node is not None else ()
+    lines += [f"  {'at' if i == 0 else 'called from'} {quote(f)}" for i, f in enumerate(frames)]
+    return "\n".join(lines)
 
 
 def quote(frame: Frame) -> str:

@@ -30,6 +30,14 @@ Listener = Callable[[str, "Graph", Any, Any, Any], None]
 graph_created_hooks: list[Callable[[Graph], None]] = []
 """Called with every new Graph of the process; a hook that serves one thread asks for itself."""
 
+class _Missing:
+    """What stands for "nothing was there" in the events of a GraphModule's state."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
 _illegal_names = frozenset((*keyword.kwlist, *dir(builtins)))
 _illegal_chars = re.compile(r"[^0-9a-zA-Z_]+")
 _snake = re.compile(r"(?<=[a-z])([A-Z])")
@@ -201,6 +209,8 @@ class Graph:
         self._tracer_extras = tracer_extras
         self._codegen: Any = CodeGen()
         self._co_fields: dict[str, Any] = {}
+        self._constants: dict[str, Any] = {}
+        self._trace_warnings: list[str] = []
         for hook in graph_created_hooks:
             hook(self)
 
@@ -707,7 +717,8 @@ class Graph:
         for old, node in self._copy_into(new).items():
             memo[id(old)] = node
         new._codegen = copy.deepcopy(self._codegen, memo)
-        new._co_fields = dict(self._co_fields)
+        new._co_fields, new._constants = dict(self._co_fields), dict(self._constants)
+        new._trace_warnings = list(self._trace_warnings)
         return new
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,0 +1,110 @@
+"""fxlab: program capture and transformation, made visible.
+
+The whole way in one example: capture a function, look at its IR, read the code that is generated
+from it, change it, run it.
+
+>>> import torch, fxlab
+>>> def program(x):
+...     return torch.relu(x).neg()
+>>> gm = fxlab.symbolic_trace(program)
+>>> print(gm.graph)
+graph():
+    %x : [num_users=1] = placeholder[target=x]
+    %relu : [num_users=1] = call_function[target=torch.relu](args = (%x,), kwargs = {})
+    %neg : [num_users=1] = call_method[target=neg](args = (%relu,), kwargs = {})
+    return neg
+>>> for node in gm.graph.nodes:
+...     if node.target is torch.relu:
+...         node.target = torch.nn.functional.gelu
+>>> print(gm.code.strip())
+def forward(self, x):
+    relu = torch._C._nn.gelu(x);  x = None
+    neg = relu.neg();  relu = None
+    return neg
+>>> gm(torch.zeros(2))
+tensor([-0., -0.])
+
+Capture is in `fxlab.core.tracer`, the six opcodes in `fxlab.core.node`, the graph and its edits in
+`fxlab.core.graph`, Python again in `fxlab.core.codegen`. Transforms are in `fxlab.passes`;
+`fxlab.explore(model, passes=[...])` shows every edit that they make.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from . import passes
+from .aliases import install as _install_aliases
+from .core.codegen import CodeGen
+from .core.errors import (
+    CodegenError,
+    EditLimitError,
+    ExerciseError,
+    FxlabError,
+    LintError,
+    LoweringError,
+    RewriteError,
+    TimelineError,
+    TraceError,
+    TraceWarning,
+)
+from .core.graph import Graph
+from .core.graph_module import GraphModule
+from .core.interpreter import Interpreter, Transformer
+from .core.node import Node, map_aggregate, map_arg
+from .core.proxy import Attribute, ParameterProxy, Proxy
+from .core.purity import has_side_effect
+from .core.rewriter import (
+    SubgraphMatcher,
+    replace_pattern,
+    replace_pattern_with_filters,
+)
+from .core.tracer import (
+    PH,
+    GraphAppendingTracer,
+    ProxyableClassMeta,
+    Tracer,
+    TracerBase,
+    symbolic_trace,
+    wrap,
+    wrapped,
+)
+from .explain import explain_mismatch
+
+__version__ = "0.1.0"
+__all__ = [
+    "PH", "Attribute", "CodeGen", "CodegenError", "EditLimitError", "ExerciseError", "Explorer",
+    "FxlabError", "Graph", "GraphAppendingTracer", "GraphModule", "Interpreter", "LintError",
+    "LoweringError", "Node", "ParameterProxy", "Playground", "Proxy", "ProxyableClassMeta",
+    "RewriteError", "SubgraphMatcher", "Timeline", "TimelineError", "TraceError", "TraceWarning",
+    "Tracer", "TracerBase", "Transformer", "explain_mismatch", "explore", "has_side_effect",
+    "map_aggregate", "map_arg", "passes", "record", "replace_pattern",
+    "replace_pattern_with_filters", "shrink", "symbolic_trace", "wrap", "wrapped",
+]  # fmt: skip
+
+_LATER = {
+    "record": "fxlab.explorer", "explore": "fxlab.explorer", "Timeline": "fxlab.explorer",
+    "shrink": "fxlab.explorer", "Explorer": "fxlab.explorer.widget",
+    "Playground": "fxlab.explorer.playground",
+}  # fmt: skip
+_PACKAGES = ("backends", "explorer", "interop", "models", "paper", "teach")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs more than torch when it is first used."""
+    if name in _LATER:
+        value = getattr(importlib.import_module(_LATER[name]), name)
+        globals()[name] = value
+        return value
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module 'fxlab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, those that are imported later too."""
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
+
+_install_aliases(__name__)

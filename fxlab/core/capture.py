@@ -1,0 +1,412 @@
+"""One trace from beginning to end: inputs, the run with Proxies, and putting everything back.
+
+The signature of the traced function becomes placeholders (with kinds, defaults and annotations, so
+that generated code has the same signature); the model's state is compared before and after, since a
+forward that writes to `self` must not leave Proxies in the user's model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import patches
+from .errors import TraceError, call_site
+from .graph import Graph, _enter_region, _exit_region
+from .proxy import Proxy
+from .tracer import PH, PHBase, Tracer, _assert_is_none
+
+_EMPTY = inspect.Parameter.empty
+_P = inspect.Parameter
+
+
+class _ArgumentError(TraceError, RuntimeError):
+    pass
+
+
+def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) -> Graph:
+    """Do the work of `Tracer.trace`."""
+    _refuse_wrappers(root)
+    is_module = isinstance(root, torch.nn.Module)
+    if is_module:
+        tracer.root, tracer.root_module_name = root, root._get_name()
+        fn = getattr(type(root), tracer.traced_func_name, None)
+        if fn is None:
+            raise _ArgumentError(
+                f"{type(root).__name__} has no method {tracer.traced_func_name!r} to trace",
+                where=call_site(), hint="set traced_func_name of your Tracer",
+            )  # fmt: skip
+    else:
+        tracer.root, fn = torch.nn.Module(), root
+    graph = tracer.graph = Graph(tracer_cls=type(tracer))
+    _reset(tracer)
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is not None:
+        graph._co_fields = {"co_name": code.co_name, "co_filename": code.co_filename,
+                            "co_firstlineno": code.co_firstlineno}  # fmt: skip
+    with _state_kept(tracer), patches.tracing(tracer):
+        patches.patch_globals(
+            (m.__dict__ for m in tracer._autowrap_search), tracer._autowrap_function_ids,
+            tracer._searched,
+        )  # fmt: skip
+        tracer._search_globals(getattr(inspect.unwrap(fn), "__globals__", None))
+        for function in patches.wrapped_functions.values():
+            tracer._search_globals(getattr(function, "__globals__", None))
+        result, annotation = _run(tracer, fn, is_module, concrete_args, example_inputs)
+        tracer.create_node("output", "output", (tracer.create_arg(result),), {}, None, annotation)
+    _drop_empty_regions(graph)
+    tracer.submodule_paths = None
+    tracer._tracing = False
+    graph._trace_warnings = tracer._emit_warnings()
+    return graph
+
+
+def _refuse_wrappers(root: Any) -> None:
+    inner = ".module" if isinstance(
+        root, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    ) else "._orig_mod" if hasattr(root, "_orig_mod") else None  # fmt: skip
+    if inner is not None:
+        raise TraceError(
+            f"a {type(root).__name__} only wraps the model: its own code is not the program",
+            where=call_site(), hint=f"trace what it wraps: symbolic_trace(model{inner})",
+        )  # fmt: skip
+    if not callable(root):
+        raise TraceError(f"{root!r} can't be traced", where=call_site(),
+                         expected="a module or a function")  # fmt: skip
+
+
+def _reset(tracer: Tracer) -> None:
+    tracer.module_stack, tracer.num_calls, tracer.node_name_to_scope = {}, {}, {}
+    tracer.scope.module_path, tracer.scope.module_type = "", None
+    tracer._searched, tracer._parameter_proxies, tracer._known = set(), {}, {}
+    tracer._texts, tracer._raised, tracer._regions, tracer._warnings = set(), [], [], {}
+    tracer.submodule_paths = tracer.tensor_attrs = tracer._tensor_ids = None
+    tracer._examples = tracer._fake_mode = None
+    tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
+    tracer._autowrap_function_ids.update(patches.wrapped_functions)
+    tracer._stop_code = capture.__code__
+    tracer._tracing = True
+
+
+def _run(
+    tracer: Tracer, fn: Any, is_module: bool, concrete_args: Any, example_inputs: Any
+) -> tuple[Any, Any]:
+    """Make the placeholders and call the function; its result and return annotation."""
+    fn, args = tracer.create_args_for_root(fn, is_module, concrete_args)
+    if example_inputs is not None:
+        _note_examples(tracer, example_inputs)
+    annotation = _annotations(fn).get("return")
+    hooked = is_module and tracer.traced_func_name == "forward" and any(
+        getattr(tracer.root, name) for name in ("_forward_hooks", "_forward_pre_hooks")
+    )  # fmt: skip
+    if hooked and not hasattr(fn, "__fxlab_flat__"):
+        return patches._call(*args), annotation
+    return fn(*args), annotation
+
+
+def arguments(
+    tracer: Tracer, root_fn: Any, is_module: bool, concrete_args: Any = None
+) -> tuple[Callable[..., Any], list[Any]]:
+    """Do the work of `Tracer.create_args_for_root`."""
+    inner = inspect.unwrap(root_fn)
+    try:
+        parameters = list(inspect.signature(inner).parameters.values())
+    except (TypeError, ValueError):
+        raise TraceError(
+            f"{inner!r} has no signature that Python can tell", where=call_site(),
+            hint="trace a function of yours that calls it",
+            right=f"symbolic_trace(lambda x: {getattr(inner, '__name__', 'fn')}(x))",
+        ) from None  # fmt: skip
+    args: list[Any] = []
+    if is_module:
+        if not parameters or parameters[0].kind is _P.VAR_POSITIONAL:
+            raise _ArgumentError("`self` cannot be part of *args of a forward that is traced",
+                                 where=call_site())  # fmt: skip
+        args.append(tracer.root)
+        parameters = parameters[1:]
+    star = [p for p in parameters if p.kind in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)]
+    if isinstance(concrete_args, tuple):
+        if concrete_args and len(star) == len(parameters):
+            for i, value in enumerate(concrete_args):
+                proxy = tracer.create_proxy("placeholder", f"input_{i}", (), {})
+                _transfer(value, proxy)
+                args.append(proxy)
+            return root_fn, args
+        plain = [p.name for p in parameters if p not in star]
+        if len(plain) != len(concrete_args):
+            raise _ArgumentError(
+                f"concrete_args has {len(concrete_args)} values, but {len(plain)} arguments are "
+                f"to be filled: {', '.join(plain)}", where=call_site(),
+            )  # fmt: skip
+        concrete_args = dict(zip(plain, concrete_args, strict=True))
+    notes = _annotations(inner)
+    fixed = concrete_args or {}
+    unknown = [k for k in fixed if k.lstrip("*") not in {p.name for p in parameters}]
+    if unknown:
+        raise _ArgumentError(
+            f"concrete_args names {unknown[0]!r}, which is no argument", where=call_site(),
+            expected=", ".join(p.name for p in parameters),
+        )  # fmt: skip
+    keywords: list[str] = []
+    for p in parameters:
+        if p.name in fixed:
+            value = pytree.tree_map(_concrete(tracer, p), fixed[p.name])
+        else:
+            value = _placeholder(tracer, p, notes.get(p.name))
+        args.append(value)
+        if p.kind is _P.KEYWORD_ONLY:
+            keywords.append(p.name)
+    call = root_fn
+    if star:
+        call = _with_plain_arguments(root_fn, len(args))
+    elif keywords:
+        call = _by_keyword(root_fn, keywords)
+    flat, spec = pytree.tree_flatten(tuple(args))
+    if all(child.is_leaf() for child in spec.children()):
+        return call, args
+    return _flattened(tracer, call, spec, [p.name for p in parameters], is_module), flat
+
+
+def _placeholder(tracer: Tracer, p: inspect.Parameter, annotation: Any) -> Proxy:
+    stars = {_P.VAR_POSITIONAL: "*", _P.VAR_KEYWORD: "**"}.get(p.kind, "")
+    default = () if p.default is _EMPTY else (p.default,)
+    proxy = tracer.create_proxy("placeholder", stars + p.name, (), {}, None, annotation)
+    node = proxy.node
+    if default:
+        node._args = default  # not through create_arg: the default object itself is kept
+    if p.kind is not _P.POSITIONAL_OR_KEYWORD:
+        node.meta["param_kind"] = p.kind.name
+    node.meta["source"] = ()
+    return proxy
+
+
+def _concrete(tracer: Tracer, p: inspect.Parameter) -> Callable[[Any], Any]:
+    """Return what makes a placeholder for each leaf of a fixed value, and checks it at run time."""
+    count = 0
+
+    def leaf(value: Any) -> Any:
+        nonlocal count
+        count += 1
+        default = () if p.default is _EMPTY else (p.default,)
+        proxy = tracer.create_proxy("placeholder", f"{p.name}_{count}", default, {})
+        if isinstance(value, PHBase):
+            _transfer(value, proxy)
+            return proxy
+        text = f"{p.name} has been specialized to have value {value} but got another value"
+        if value is None:
+            tracer.create_proxy("call_function", _assert_is_none, (proxy, text), {})
+        elif isinstance(value, (str, int, float, bool, complex)):
+            torch._assert(proxy == value, text)
+        else:
+            tracer.warn("unchecked", f"the fixed value of {p.name} ({type(value).__name__}) is not "
+                                     "compared at run time")  # fmt: skip
+        return value
+
+    return leaf
+
+
+def _transfer(value: Any, proxy: Proxy) -> None:
+    if isinstance(value, PHBase) and value is not PH:
+        for name, entry in vars(value).items():
+            setattr(proxy.node, name, entry)
+
+
+def _with_plain_arguments(fn: Any, count: int) -> Any:
+    """Return a function whose *args and **kwargs are ordinary parameters, to be given Proxies."""
+    if not isinstance(fn, types.FunctionType):
+        fn = inspect.unwrap(fn)
+    code = fn.__code__
+    flags = code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    plain = code.replace(co_flags=flags, co_argcount=count, co_posonlyargcount=0,
+                         co_kwonlyargcount=0)  # fmt: skip
+    new = types.FunctionType(plain, fn.__globals__, fn.__name__, None, fn.__closure__)
+    new.__annotations__ = dict(fn.__annotations__)
+    return new
+
+
+def _by_keyword(fn: Any, keywords: list[str]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        cut = len(args) - len(keywords)
+        return fn(*args[:cut], **dict(zip(keywords, args[cut:], strict=True)))
+
+    return call
+
+
+def _flattened(
+    tracer: Tracer, fn: Any, spec: Any, names: list[str], is_module: bool
+) -> Callable[..., Any]:
+    """Return `fn` on flat inputs and outputs; generated code flattens and rebuilds them."""
+    from .codegen import _PyTreeCodeGen, _PyTreeInfo
+
+    all_names = ["self", *names] if is_module else names
+    codegen = tracer.graph._codegen = _PyTreeCodeGen(_PyTreeInfo(all_names, spec, None))
+
+    def flat(*values: Any) -> Any:
+        result = fn(*pytree.tree_unflatten(list(values), spec))
+        leaves, out_spec = pytree.tree_flatten(result)
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=out_spec)
+        return leaves
+
+    flat.__fxlab_flat__ = True  # type: ignore[attr-defined]
+    return flat
+
+
+def _annotations(fn: Any) -> dict[str, Any]:
+    """Return a function's annotations; text is resolved where it can be, else stays text."""
+    fn = inspect.unwrap(fn)
+    notes = dict(getattr(fn, "__annotations__", None) or {})
+    for name, note in notes.items():
+        if isinstance(note, str):
+            with contextlib.suppress(Exception):
+                notes[name] = eval(note, dict(getattr(fn, "__globals__", {})))  # noqa: S307
+    return notes
+
+
+def _note_examples(tracer: Tracer, example_inputs: Any) -> None:
+    """Keep example inputs as fake tensors by the placeholder's target."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    names = [str(n._target) for n in tracer.graph.nodes if n._op == "placeholder"]
+    if isinstance(example_inputs, torch.Tensor):
+        example_inputs = (example_inputs,)
+    if not isinstance(example_inputs, dict):
+        leaves = list(example_inputs)
+        if len(leaves) > len(names):
+            leaves = pytree.tree_leaves(leaves)
+        example_inputs = dict(zip(names, leaves, strict=False))
+    mode = tracer._fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    tracer._examples = {
+        name: pytree.tree_map_only(torch.Tensor, mode.from_tensor, value)
+        for name, value in example_inputs.items()
+    }
+
+
+@contextlib.contextmanager
+def _state_kept(tracer: Tracer) -> Iterator[None]:
+    """Put back what the traced program changed on the model, and say so."""
+    before = [
+        (m, path, {k: (v, _copy(v)) for k, v in m.__dict__.items()})
+        for m, path in tracer._paths().items()
+    ]
+    grad = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        _restore(tracer, before)
+        if torch.is_grad_enabled() != grad:
+            torch.set_grad_enabled(grad)
+            tracer.warn("grad", "the program switched gradients on or off for good; the graph "
+                                "does not: use `with torch.no_grad():`")  # fmt: skip
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if type(value) in _CONTAINERS else None
+
+
+_CONTAINERS = frozenset((dict, list, set))
+
+
+def _restore(tracer: Tracer, before: list[Any]) -> None:
+    for module, path, fields in before:
+        now = module.__dict__
+        changed = [k for k in now if k not in fields]
+        for name in changed:
+            del now[name]
+        for name, (value, copy) in fields.items():
+            if now.get(name, _EMPTY) is not value:
+                changed.append(name)
+                now[name] = value
+            if copy is not None and not _same(value, copy):
+                changed.append(name)
+                value.clear()
+                value.extend(copy) if type(value) is list else value.update(copy)
+        if changed:
+            where = f"{path}." if path else ""
+            tracer.warn("state", f"the program writes to {where}{', '.join(changed)} of the model; "
+                                 "the model was put back, and the graph does not do it",
+                        _place_of(module))  # fmt: skip
+
+
+def _place_of(module: Any) -> Any:
+    """Return the frame at which a module's forward begins."""
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    return (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Compare containers by the identity of their parts."""
+    if len(a) != len(b):
+        return False
+    if type(a) is dict:
+        return all(k in b and v is b[k] for k, v in a.items())
+    return a == b if type(a) is set else all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _drop_empty_regions(graph: Graph) -> None:
+    """Erase pairs of enter and exit with nothing between them."""
+    for node in list(graph.nodes):
+        if node._target is _exit_region and node._prev._target is _enter_region:
+            enter = node._prev
+            graph.erase_node(node)
+            graph.erase_node(enter)
+
+
+def check_against(root: Any, gm: Any, inputs: tuple[Any, ...]) -> None:
+    """Compare a traced module with the original; name the first Node that differs.
+
+    Raises:
+        TraceError: they differ.
+    """
+    from .interpreter import Interpreter
+
+    seen: dict[str, list[Any]] = {}
+    handles = []
+    if isinstance(root, torch.nn.Module):
+        for path, module in root.named_modules():
+            hook = lambda m, a, out, path=path: seen.setdefault(path, []).append(out)  # noqa: E731
+            handles.append(module.register_forward_hook(hook))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            wanted = root(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    first: list[Any] = []
+
+    class Compare(Interpreter):
+        def run_node(self, n: Any) -> Any:
+            value = super().run_node(n)
+            if n.op == "call_module" and not first:
+                outs = seen.get(n.target, [])
+                if outs and not _close(outs.pop(0), value):
+                    first.append(n)
+            return value
+
+    with torch.random.fork_rng(devices=[]):
+        got = Compare(gm).run(*inputs)
+    if first or not _close(wanted, got):
+        raise TraceError(
+            "the traced program computes something else than the original on the check inputs",
+            node=first[0] if first else gm.graph.output_node(),
+            hint="something was fixed while tracing: see gm.meta['trace_warnings']",
+        )  # fmt: skip
+
+
+def _close(a: Any, b: Any) -> bool:
+    xs, ys = pytree.tree_leaves(a), pytree.tree_leaves(b)
+    if len(xs) != len(ys):
+        return False
+    return all(
+        torch.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.shape == y.shape
+        else not isinstance(x, torch.Tensor) and not isinstance(y, torch.Tensor) and x == y
+        for x, y in zip(xs, ys, strict=True)
+    )

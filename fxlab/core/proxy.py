@@ -1,0 +1,409 @@
+"""What stands in for a value while a program is traced?
+
+A `Proxy` wraps a Node and is duck-typed (paper, sections 4.1 and 5.1): every operator, method, free
+torch function and module call on it becomes a new Node instead of a result. What Python insists on
+knowing now (a branch, a length, an index) it cannot answer: it asks the tracer, which knows only
+what example inputs or parameters tell, and otherwise raises an error that teaches.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import is_tensor_method_or_property
+
+from .errors import (
+    TraceAttributeError, TraceError, TraceIndexError, TraceIterError, TraceLenError,
+    TraceTypeError, call_site, is_users,
+)  # fmt: skip
+from .node import _LEAVES, Node, map_aggregate
+
+if TYPE_CHECKING:
+    from .tracer import TracerBase
+
+_UNPACK = dis.opmap["UNPACK_SEQUENCE"]
+_COMPARISONS = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+                          operator.not_, operator.and_, operator.or_))  # fmt: skip
+_SHAPE_NAMES = frozenset("shape size dim ndim numel nelement stride dtype device layout".split())
+
+
+class Proxy:
+    """A value of the traced program that is not there yet; `node` is the Node that will make it.
+
+    A pass may wrap a Node by hand, `Proxy(node)`, and write ordinary expressions with it; the Nodes
+    go to the graph's insertion point.
+
+    >>> import fxlab
+    >>> graph = fxlab.Graph()
+    >>> y = Proxy(graph.placeholder("x")) * 2 + 1
+    >>> y.node.target, y.node.args[1]
+    (<built-in function add>, 1)
+    """
+
+    node: Node
+    tracer: TracerBase
+
+    def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
+        if tracer is None:
+            from .tracer import GraphAppendingTracer
+
+            tracer = GraphAppendingTracer(node.graph)
+        fields = self.__dict__
+        fields["tracer"] = tracer
+        fields["node"] = node
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """torch.fx's Proxy, since model libraries ask `isinstance(x, torch.fx.Proxy)`."""
+        frame = sys._getframe(1)
+        if is_users(frame.f_code.co_filename):
+            self.tracer._asked_class(self, frame)
+        return torch.fx.Proxy
+
+    def __repr__(self) -> str:
+        text = f"{type(self).__name__}({self.__dict__['node']._name})"
+        self.tracer._texts.add(text)
+        return text
+
+    def __str__(self) -> str:
+        return self.__repr__()
+
+    def __format__(self, spec: str) -> str:
+        return self.__repr__()
+
+    def __getattr__(self, k: str) -> Any:
+        if k[:2] == "__" and k[-2:] == "__" and not hasattr(torch.Tensor, k):
+            raise AttributeError(f"{type(self).__name__} has no {k}")
+        return Attribute(self, k)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("node", "tracer") or not hasattr(torch.Tensor, name):
+            self.__dict__[name] = value
+        else:
+            self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _new_proxy, (type(self),), self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
+        if not self.tracer._tracing:
+            return self
+        return self.tracer.create_proxy("call_function", copy.deepcopy, (self,), {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
+        return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        frame = sys._getframe(1)
+        code, at = frame.f_code.co_code, frame.f_lasti
+        if 0 <= at < len(code) and code[at] == _UNPACK:
+            return iter([self[i] for i in range(code[at + 1])])
+        return self.tracer.iter(self)
+
+    def __bool__(self) -> bool:
+        if self.tracer.trace_asserts and _is_assert(sys._getframe(1)):
+            from .tracer import assert_fn
+
+            self.tracer.create_proxy("call_function", assert_fn, (self,), {})
+            return True
+        return self.tracer.to_bool(self)
+
+    def keys(self) -> Any:
+        """Called by `**proxy`; records the method call."""
+        return self.tracer.keys(self)
+
+    def __len__(self) -> int:
+        known = self.tracer.concrete(self, "its length")
+        return len(known) if known is not _UNKNOWN else _refuse(self, TraceLenError, "len")
+
+    def __int__(self) -> int:
+        return int(_number(self, "int"))
+
+    def __float__(self) -> float:
+        return float(_number(self, "float"))
+
+    def __complex__(self) -> complex:
+        return complex(_number(self, "complex"))
+
+    def __round__(self, digits: Any = None) -> Any:
+        return round(_number(self, "round"), digits)
+
+    def __index__(self) -> int:
+        known = self.tracer.concrete(self, "its value")
+        return operator.index(known) if known is not _UNKNOWN else _refuse(
+            self, TraceIndexError, "index")  # fmt: skip
+
+    def __contains__(self, item: Any) -> bool:
+        return _refuse(self, TraceTypeError, "in")
+
+    def __delattr__(self, name: str) -> None:
+        raise TraceAttributeError(
+            f"an attribute of {self} cannot be deleted while tracing", node=self.node,
+            where=call_site(skip_torch=True),
+        )  # fmt: skip
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tracer = _one_tracer(args, kwargs, orig_method)
+        kind = _kinds.get(orig_method)
+        if kind is None:
+            kind = _kinds[orig_method] = _kind_of(orig_method)
+        how, name = kind
+        if how == "method":
+            return tracer.create_proxy("call_method", name, args, kwargs)
+        if how == "script":
+            return tracer.create_proxy("call_method", name, (orig_method.owner, *args), kwargs)
+        if how == "higher order":
+            _no_callables(orig_method, args, kwargs)
+        return tracer.create_proxy("call_function", orig_method, args, kwargs, name)
+
+
+def _new_proxy(cls: type) -> Any:
+    return object.__new__(cls)
+
+
+_kinds: dict[Any, tuple[str, str]] = {}
+_UNKNOWN = object()
+
+
+def _kind_of(function: Any) -> tuple[str, str]:
+    if isinstance(function, torch._C.ScriptMethod):
+        return "script", function.name
+    if is_tensor_method_or_property(function):
+        return "method", function.__name__
+    name = getattr(function, "__name__", type(function).__name__)
+    higher = isinstance(function, torch._ops.HigherOrderOperator)
+    return ("higher order" if higher else "function"), name
+
+
+def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
+    """Return the tracer of the Proxies in some arguments; two different ones are an error."""
+    found: dict[int, Any] = {}
+
+    def visit(a: Any) -> Any:
+        if isinstance(a, Proxy):
+            tracer = a.__dict__["tracer"]
+            found[id(tracer)] = tracer
+        return a
+
+    for a in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(a)
+        if kind is Proxy:
+            tracer = a.__dict__["tracer"]
+            found[id(tracer)] = tracer
+        elif kind not in _LEAVES:
+            map_aggregate(a, visit)
+    if len(found) != 1:
+        raise _TwoTracers(
+            f"{getattr(function, '__name__', function)} got Proxies of {len(found)} different "
+            "tracers", where=call_site(skip_torch=True),
+            hint="a Proxy that was kept from an earlier trace cannot be used again",
+        )  # fmt: skip
+    return next(iter(found.values()))
+
+
+class _TwoTracers(TraceError, RuntimeError):
+    pass
+
+
+def _no_callables(operator_: Any, args: Any, kwargs: Any) -> None:
+    def visit(a: Any) -> Any:
+        if callable(a) and not isinstance(a, (Proxy, type, torch.nn.Module)):
+            raise _TwoTracers(
+                f"{operator_} got the function {a!r}: symbolic tracing cannot look into it",
+                where=call_site(skip_torch=True),
+                hint="capture this program with torch.export and fxlab.interop.from_exported",
+            )  # fmt: skip
+        return a
+
+    map_aggregate((args, kwargs), visit)
+
+
+def _is_assert(frame: Any) -> bool:
+    """Say whether a frame is about to test the condition of an `assert` statement."""
+    steps = list(dis.get_instructions(frame.f_code))
+    at = next((i for i, s in enumerate(steps) if s.offset >= frame.f_lasti), len(steps))
+    for i in range(at, min(at + 3, len(steps) - 1)):
+        if "IF_TRUE" in steps[i].opname:
+            return any(s.opname == "LOAD_ASSERTION_ERROR" or s.argval == "AssertionError"
+                       for s in steps[i + 1 : i + 3])  # fmt: skip
+    return False
+
+
+def _number(proxy: Proxy, what: str) -> Any:
+    known = proxy.tracer.concrete(proxy, "its value")
+    return known if known is not _UNKNOWN else _refuse(proxy, TraceTypeError, what)
+
+
+_WHAT = {
+    "bool": "a branch (if, while, and, or, not, assert) needs to know {p} now",
+    "iter": "{p} was iterated (a loop, a *star call, a = *b, list(...)): its length is not known",
+    "len": "len({p}) was asked for: its length is not known",
+    "index": "{p} was used where Python needs an int now (range, a list index, a slice of a list "
+    "or tensor)",
+    "in": "`in` on {p} would have to search its values now",
+    "int": "int({p}) needs its value now",
+    "float": "float({p}) needs its value now",
+    "complex": "complex({p}) needs its value now",
+    "round": "round({p}) needs its value now",
+}
+
+
+def _refuse(proxy: Proxy, kind: type[TraceError], what: str) -> Any:
+    """Raise the taught error for something that Python wants to know of a Proxy now."""
+    node = proxy.node
+    tracer = proxy.tracer
+    text = f"Proxy({node.name})"
+    error = kind(
+        _WHAT[what].format(p=text) + ", but symbolically traced values have none",
+        node=node, where=call_site(skip_torch=True, stop=tracer._stop_code),
+        hint=_ways_out(node, tracer, what),
+    )  # fmt: skip
+    tracer._raised.append(error)
+    raise error
+
+
+def _ways_out(node: Node, tracer: Any, what: str) -> list[str]:
+    """Return the remedies that apply to this Node, the likeliest first."""
+    ancestors, todo = {node: None}, [node]
+    while todo and len(ancestors) < 200:
+        for source in todo.pop().all_input_nodes:
+            if source not in ancestors:
+                ancestors[source] = None
+                todo.append(source)
+    inputs = [n for n in ancestors if n.op == "placeholder"]
+    shaped = any(
+        (n.target is getattr and n.args[1:2] and n.args[1] in _SHAPE_NAMES)
+        or (n.op == "call_method" and n.target in _SHAPE_NAMES) for n in ancestors
+    )  # fmt: skip
+    hints = []
+    if shaped and not tracer._examples:
+        hints.append("give the tracer example inputs, which make ranks and sizes known: "
+                     "symbolic_trace(model, example_inputs=(x,))")  # fmt: skip
+    if inputs and all(n.op == "placeholder" or n.target in _COMPARISONS for n in ancestors):
+        hints.append(f"if {inputs[0].name} is a setting and no tensor, fix its value: "
+                     f"symbolic_trace(model, concrete_args={{{str(inputs[0].target)!r}: ...}})")  # fmt: skip
+    if what == "bool" and not shaped:
+        hints.append("compute both sides and choose: torch.where(condition, a, b)")
+    if what in ("iter", "len") and not shaped:
+        hints.append("index it instead: x[0], x[1]; or a, b = x, which records as many reads")
+    stack = node.meta.get("nn_module_stack")
+    if stack:
+        path, kind = list(stack.values())[-1]
+        hints.append(f"keep the module {path} ({getattr(kind, '__name__', kind)}) whole: "
+                     "is_leaf_module of your Tracer returns True for it")  # fmt: skip
+    hints.append("move these lines into a function and mark it with fxlab.wrap: its call is "
+                 "recorded, its body is not traced")  # fmt: skip
+    return hints
+
+
+class Attribute(Proxy):
+    """`proxy.name`: a method if it is called next, else recorded as a getattr when first used."""
+
+    def __init__(self, root: Proxy, attr: str) -> None:
+        fields = self.__dict__
+        fields["root"], fields["attr"] = root, attr
+        fields["tracer"] = root.__dict__["tracer"]
+        fields["_node"] = None
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        """The getattr Node; made on first use, since most attributes are method calls."""
+        if self.__dict__["_node"] is None:
+            made = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {})
+            self.__dict__["_node"] = made.node
+        return self.__dict__["_node"]
+
+    def __repr__(self) -> str:
+        text = f"Attribute({self.root!r}.{self.attr})"
+        self.tracer._texts.add(text)
+        return text
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
+        return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+class ParameterProxy(Proxy):
+    """A parameter or buffer whose shape is answered at once instead of being recorded."""
+
+    def __init__(self, tracer: Any, node: Node, name: str, param: torch.Tensor) -> None:
+        super().__init__(node, tracer)
+        self.__dict__["param"], self.__dict__["name"] = param, name
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the parameter."""
+        return self.param.shape
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one dimension."""
+        return self.param.size() if dim is None else self.param.size(dim)
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return self.param.dim()
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.param.ndim
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.param.numel()
+
+    def nelement(self) -> int:
+        """The number of elements."""
+        return self.param.numel()
+
+
+magic_methods = (
+    "eq ne lt gt le ge pos neg invert abs add mul sub mod floordiv truediv divmod lshift rshift "
+    "and or xor getitem matmul pow"
+).split()
+inplace_methods = "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
+reflectable = "add sub mul floordiv truediv divmod mod pow matmul lshift rshift and or xor".split()
+
+
+def _record(function: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
+    if swapped:
+
+        def method(self: Proxy, other: Any) -> Any:
+            return self.tracer.create_proxy("call_function", function, (other, self), {})
+
+    else:
+
+        def method(self: Proxy, *args: Any) -> Any:
+            return self.tracer.create_proxy("call_function", function, (self, *args), {})
+
+    return method
+
+
+def _function(name: str) -> Any:
+    return divmod if name == "divmod" else getattr(operator, name + "_" * (name in ("and", "or")))
+
+
+for _name in magic_methods:
+    setattr(Proxy, f"__{_name}__", _record(_function(_name)))
+for _name in inplace_methods.split():
+    setattr(Proxy, f"__{_name}__", _record(getattr(operator, _name)))
+for _name in ("setitem", "delitem"):
+    setattr(Proxy, f"__{_name}__", _record(getattr(operator, _name)))
+for _name in reflectable:
+    setattr(Proxy, f"__r{_name}__", _record(_function(_name), swapped=True))
+Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,0 +1,744 @@
+"""How does a Python program become a Graph?
+
+Symbolic tracing (paper, sections 4.1, 5.1, 5.2): run the program once with Proxies for its inputs;
+`Tracer`'s methods decide what is recorded and can be overridden. The user's model is left exactly
+as it was; what cannot be kept in a graph is said by a `TraceWarning` with its line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import math
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import patches
+from .errors import (
+    Frame, TraceError, TraceIterError, TraceNameError, TraceNotImplementedError, TraceWarning, call_site,
+    quote,
+)  # fmt: skip
+from .graph import Graph
+from .node import Argument, Node, Target, base_types
+from .proxy import _SHAPE_NAMES, _UNKNOWN, Attribute, ParameterProxy, Proxy, _refuse
+
+_PLAIN = frozenset((*base_types, type(None), type(...))) - {torch.Tensor}
+_CONSTANTS = (torch.Tensor, torch.ScriptObject, pytree.TreeSpec)
+
+
+class PHBase:
+    """A placeholder inside `concrete_args`; attributes that you set on it go to its Node."""
+
+    def __repr__(self) -> str:
+        return "PH"
+
+
+PH = PHBase()
+
+
+class Scope:
+    """The module whose forward is being traced: its dotted path and its class."""
+
+    def __init__(self, module_path: str, module_type: Any) -> None:
+        self.module_path, self.module_type = module_path, module_type
+
+
+class ScopeContextManager:
+    """Puts `current_scope` into `scope` and, at the end, the former values back."""
+
+    def __init__(self, scope: Scope, current_scope: Scope) -> None:
+        self._scope, self._old = scope, dict(scope.__dict__)
+        scope.__dict__.update(current_scope.__dict__)
+
+    def __enter__(self) -> Scope:
+        return self._scope
+
+    def __exit__(self, *args: Any) -> None:
+        self._scope.__dict__.update(self._old)
+
+
+def assert_fn(x: Any) -> None:
+    """Stands in a graph for an `assert` of the traced program (`Tracer.trace_asserts`)."""
+    if not x:
+        raise AssertionError("Assertion failed")
+
+
+def _assert_is_none(value: Any, message: str) -> None:
+    if value is not None:
+        raise AssertionError(message)
+
+
+class TracerBase:
+    """What every tracer can do: turn values into arguments, Nodes and Proxies."""
+
+    graph: Graph
+    record_stack_traces: bool = False
+    check_mutable_operations: bool = False
+    trace_asserts: bool = False
+    proxy_buffer_attributes: bool = False
+    traced_func_name: str = "forward"
+    scope: Scope
+    module_stack: dict[str, tuple[str, Any]]
+    node_name_to_scope: dict[str, tuple[str, Any]]
+    _tracing = False
+    _stop_code: CodeType | None = None
+    _examples: dict[str, Any] | None = None
+
+    def __init__(self) -> None:
+        self.scope = Scope("", None)
+        self.module_stack = {}
+        self.node_name_to_scope = {}
+        self._texts: set[str] = set()
+        self._raised: list[TraceError] = []
+        self._regions: list[tuple[Any, Node]] = []
+        self._known: dict[Node, tuple[Any, str]] = {}
+
+    def create_node(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Put a Node into the graph; override it to check or change what is recorded."""
+        if kind == "call_function" and self.check_mutable_operations:
+            self._check_mutable(target, args, kwargs)
+        node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
+        if self._tracing:
+            meta = node.meta
+            meta["source"] = call_site(4, True, self._stop_code)
+            if self.module_stack:
+                meta["nn_module_stack"] = self.module_stack
+            scope = self.scope
+            self.node_name_to_scope[node._name] = (scope.module_path, scope.module_type)
+        return node
+
+    def _check_mutable(self, target: Any, args: Any, kwargs: Any) -> None:
+        from torch.fx.operator_schemas import check_for_mutable_operation
+
+        check_for_mutable_operation(target, args, kwargs)
+
+    def proxy(self, node: Node) -> Proxy:
+        """Return the Proxy for a Node; override it to use a class of your own."""
+        return Proxy(node, self)
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Callable[[Node], Proxy] | None = None,
+    ) -> Proxy:
+        """Record one operation and return the Proxy of its value.
+
+        Args:
+            kind: the opcode.
+            target: what is called or read.
+            args, kwargs: as the program gave them, Proxies among them.
+            name: wish for the Node's name.
+            type_expr: annotation.
+            proxy_factory_fn: makes the Proxy instead of `self.proxy`.
+        """
+        node = self.create_node(
+            kind, target, self.create_arg(args), self.create_arg(kwargs) if kwargs else {}, name,
+            type_expr,
+        )  # fmt: skip
+        return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
+
+    def create_arg(self, a: Any) -> Argument:
+        """Turn a value of the traced program into something that can stand in a Node's arguments.
+
+        Raises:
+            TraceError: a value that no graph can hold.
+        """
+        kind = type(a)
+        if kind is Proxy:
+            return a.__dict__["node"]
+        if kind in _PLAIN:
+            if kind is str and self._texts:
+                self._check_text(a)
+            return a
+        if kind is tuple:
+            return tuple([self.create_arg(e) for e in a])
+        if kind is list:
+            return [self.create_arg(e) for e in a]
+        if kind is dict:
+            return self._create_arg_dict(a)
+        if isinstance(a, Proxy):
+            return a.node
+        if kind is patches.TrainingFlag:
+            return self.create_node("get_attr", a.path, (), {})
+        if hasattr(a, "__fx_create_arg__"):
+            return a.__fx_create_arg__(self)
+        if isinstance(a, tuple):
+            parts = [self.create_arg(e) for e in a]
+            if hasattr(a, "_fields"):
+                return kind(*parts)
+            return a if isinstance(a, torch.Size) and all(map(int.__instancecheck__, parts)) else (
+                tuple(parts))  # fmt: skip
+        if isinstance(a, slice):
+            return slice(*(self.create_arg(e) for e in (a.start, a.stop, a.step)))
+        if isinstance(a, range) or isinstance(a, (enum.Enum, *base_types)):
+            return a
+        if isinstance(a, (list, dict, set, frozenset)):
+            return self._create_arg_container(a)
+        if dataclasses.is_dataclass(a) and not isinstance(a, type):
+            fields = {f.name: self.create_arg(getattr(a, f.name)) for f in dataclasses.fields(a)}
+            return self.create_node("call_function", kind, (), fields)
+        if isinstance(a, torch.nn.Module) or patches.find_proxy(*_inside(a)) is None:
+            return a
+        raise TraceNotImplementedError(
+            f"a {kind.__module__}.{kind.__qualname__} that holds traced values cannot stand in a "
+            "graph", where=call_site(skip_torch=True, stop=self._stop_code),
+            expected="numbers, text, tensors, tuples, lists, dicts, slices, dataclasses",
+            hint="return its parts as a tuple or dict, or give the class a method "
+            "__fx_create_arg__(self, tracer)",
+        )  # fmt: skip
+
+    def _create_arg_dict(self, a: dict[Any, Any]) -> dict[Any, Any]:
+        for key in a:
+            if patches.find_proxy(key) is not None:
+                raise TraceNotImplementedError(
+                    f"the traced value {key} is a key of a dict: keys must be known",
+                    node=patches.find_proxy(key).node,  # type: ignore[union-attr]
+                    where=call_site(skip_torch=True, stop=self._stop_code),
+                )
+        return {key: self.create_arg(value) for key, value in a.items()}
+
+    def _create_arg_container(self, a: Any) -> Argument:
+        """Record the building of an OrderedDict, set or other subclass, so that its type is kept."""
+        if isinstance(a, dict):
+            parts: Any = self._create_arg_dict(a)
+        else:
+            parts = [self.create_arg(e) for e in a]
+        kind = type(a)
+        if isinstance(a, dict) and hasattr(a, "default_factory"):
+            return self.create_node("call_function", kind, (a.default_factory, parts), {})
+        return self.create_node("call_function", kind, (parts,), {})
+
+    def to_bool(self, obj: Proxy) -> bool:
+        """Answer `if proxy:`; override it to choose a branch."""
+        known = self.concrete(obj, "a branch")
+        return bool(known) if known is not _UNKNOWN else _refuse(obj, TraceError, "bool")
+
+    def iter(self, obj: Proxy) -> Iterator[Any]:
+        """Answer `iter(proxy)` where the number of values is not plain from the code."""
+        known = self.concrete(obj, "its length")
+        if known is _UNKNOWN:
+            return _refuse(obj, TraceIterError, "iter")
+        if isinstance(known, (tuple, list, torch.Tensor)):
+            return iter([obj[i] for i in range(len(known))])
+        return iter(known)
+
+    def keys(self, obj: Proxy) -> Any:
+        """Answer `proxy.keys()`, which Python calls for `**proxy`."""
+        return Attribute(obj, "keys")()
+
+    def concrete(self, obj: Proxy, what: str) -> Any:
+        """Return the value behind a Proxy if parameters or example inputs tell it.
+
+        Args:
+            obj: the Proxy that is asked.
+            what: for the TraceWarning that says what was fixed.
+        """
+        return _UNKNOWN
+
+    def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
+        """Note something that the graph does not keep; shown once per kind and line."""
+
+    def _check_text(self, text: str) -> None:
+        if any(part in text for part in self._texts):
+            self.warn("text", f"text made from a Proxy became an argument: {text[:60]!r}")
+
+    def _asked_class(self, proxy: Proxy, frame: Any) -> None:
+        """Called when a line of the user's asks for a Proxy's class, usually by isinstance."""
+
+
+class GraphAppendingTracer(TracerBase):
+    """The tracer behind a hand-made `Proxy(node)`: it appends to that Node's graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+def _inside(a: Any) -> list[Any]:
+    """Return what an arbitrary object holds in its fields, one level deep."""
+    return list(getattr(a, "__dict__", {}).values()) if not isinstance(a, type) else []
+
+
+_SITES = {"example": "example inputs", "value": "a parameter or buffer"}
+
+
+class Tracer(TracerBase):
+    """The class behind `symbolic_trace`; override its methods to change what is captured.
+
+    Args:
+        autowrap_modules: Python modules whose functions are recorded, not run, on Proxies.
+        autowrap_functions: single functions to treat the same way, wherever they are used.
+        param_shapes_constant: answer a parameter's shape at once instead of recording it.
+
+    >>> import torch
+    >>> class KeepAll(Tracer):
+    ...     def is_leaf_module(self, m, module_qualified_name):
+    ...         return True
+    >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU()))
+    >>> [node.name for node in KeepAll().trace(model).nodes]
+    ['input', '_0', 'output']
+    """
+
+    def __init__(
+        self,
+        autowrap_modules: tuple[types.ModuleType, ...] = (math,),
+        autowrap_functions: tuple[Callable[..., Any], ...] = (),
+        param_shapes_constant: bool = False,
+    ) -> None:
+        super().__init__()
+        self._autowrap_search = list(autowrap_modules)
+        functions = chain(
+            (f for m in autowrap_modules for n, f in vars(m).items()
+             if not n.startswith("_") and callable(f)),
+            autowrap_functions,
+        )  # fmt: skip
+        self._autowrap_function_ids = {id(f): f for f in functions}
+        self.param_shapes_constant = param_shapes_constant
+        self.root: torch.nn.Module = torch.nn.Module()
+        self.root_module_name = ""
+        self.submodule_paths: dict[torch.nn.Module, str] | None = None
+        self.num_calls: dict[str, int] = {}
+        self.tensor_attrs: dict[Any, str] | None = None
+
+    # -- hooks --------------------------------------------------------------------------------
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """Say whether a module is recorded as one call_module; by default torch.nn's are.
+
+        Args:
+            m: the module.
+            module_qualified_name: its dotted path from the root.
+        """
+        kind = type(m)
+        leaf = _leaf_types.get(kind)
+        if leaf is None:
+            name = m.__module__
+            leaf = name.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(
+                m, torch.nn.Sequential
+            )
+            _leaf_types[kind] = leaf
+        return leaf
+
+    def path_of_module(self, mod: torch.nn.Module) -> str:
+        """Return a module's dotted path from the root.
+
+        Raises:
+            TraceError: (also a NameError) it is no sub-module of the root.
+        """
+        path = self._paths().get(mod)
+        if path is None:
+            raise TraceNameError(
+                f"a {type(mod).__name__} was called that is no sub-module of "
+                f"{type(self.root).__name__}", where=call_site(skip_torch=True,
+                                                               stop=self._stop_code),
+                hint="assign it to an attribute of the model in __init__ (a plain Python list or "
+                "dict hides modules: use ModuleList, ModuleDict)",
+                wrong="self.layers = [Linear(2, 2)]",
+                right="self.layers = ModuleList([Linear(2, 2)])",
+            )  # fmt: skip
+        return path
+
+    def call_module(
+        self,
+        m: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record a leaf module's call, or run another module's forward with Proxies.
+
+        Args:
+            m: the called module.
+            forward: runs it.
+            args, kwargs: of the call.
+        """
+        path = self.path_of_module(m)
+        kind = type(m)
+        scope, stack = self.scope, self.module_stack
+        outer = (scope.module_path, scope.module_type)
+        scope.module_path, scope.module_type = path, kind
+        calls = self.num_calls.get(path, 0)
+        self.num_calls[path] = calls + 1
+        self.module_stack = {**stack, f"{path}@{calls}" if calls else path: (path, kind)}
+        try:
+            if self.is_leaf_module(m, path):
+                return self.create_proxy("call_module", path, args, kwargs)
+            return forward(*args, **kwargs)
+        finally:
+            self.module_stack = stack
+            scope.module_path, scope.module_type = outer
+
+    def getattr(
+        self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]
+    ) -> Any:
+        """Answer the reading of a module's attribute: a Proxy for parameters and buffers.
+
+        Args:
+            attr: the attribute's name.
+            attr_val: its value.
+            parameter_proxy_cache: dotted path -> Proxy that was made before.
+        """
+        if not isinstance(attr_val, torch.Tensor):
+            return attr_val
+        path = self._tensor_paths().get(id(attr_val))
+        if path is None:
+            return attr_val
+        if path not in parameter_proxy_cache:
+            constant = self.param_shapes_constant or not isinstance(attr_val, torch.nn.Parameter)
+            options: dict[str, Any] = {}
+            if constant and _takes_factory(type(self).create_proxy):
+                options["proxy_factory_fn"] = lambda n: ParameterProxy(self, n, path, attr_val)
+            parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
+        return parameter_proxy_cache[path]
+
+    def get_fresh_qualname(self, prefix: str) -> str:
+        """Return `prefix0`, `prefix1`, ...: the first that the root does not have."""
+        i = 0
+        while hasattr(self.root, f"{prefix}{i}") or f"{prefix}{i}" in self.graph._constants:
+            i += 1
+        return f"{prefix}{i}"
+
+    def create_arg(self, a: Any) -> Argument:
+        """Turn a value into an argument; tensors and modules become get_attr Nodes.
+
+        A tensor that is no attribute of the model is kept on the new GraphModule, never on the
+        user's model.
+        """
+        kind = type(a)
+        if kind is Proxy or kind in _PLAIN or kind is tuple:
+            return super().create_arg(a)
+        if isinstance(a, _CONSTANTS):
+            path = self._tensor_paths().get(id(a)) or self._attribute_paths().get(id(a))
+            if path is None:
+                if isinstance(a, torch.nn.Parameter):
+                    raise TraceNameError(
+                        "a parameter was used that is not a member of the traced module",
+                        where=call_site(skip_torch=True, stop=self._stop_code),
+                        hint="assign it to an attribute of the model",
+                    )  # fmt: skip
+                path = self._keep_constant(a)
+            return self.create_node("get_attr", path, (), {})
+        if isinstance(a, torch.nn.Module):
+            path = self._paths().get(a)
+            if path:
+                return self.create_node("get_attr", path, (), {})
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            parts = tuple(self.create_arg(e) for e in a)
+            return self.create_node("call_function", kind, parts, {})
+        if kind in _proxyable_classes:
+            name = self.get_fresh_qualname(f"_{kind.__name__}_constant_")
+            self.graph._constants[name] = a
+            return self.create_node("get_attr", name, (), {})
+        return super().create_arg(a)
+
+    def _keep_constant(self, a: Any) -> str:
+        prefix = "_tensor_constant" if isinstance(a, torch.Tensor) else (
+            "_torchbind_obj" if isinstance(a, torch.ScriptObject) else "_tree_spec_constant"
+        )  # fmt: skip
+        name = self.get_fresh_qualname(prefix)
+        self.graph._constants[name] = a
+        self._attribute_paths()[id(a)] = name
+        return name
+
+    # -- the trace ------------------------------------------------------------------------------
+
+    def trace(
+        self,
+        root: torch.nn.Module | Callable[..., Any],
+        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+        *,
+        example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
+    ) -> Graph:
+        """Run `root` with Proxies and return the Graph of what it did.
+
+        Args:
+            root: a module or function.
+            concrete_args: values to fix, by name or for all arguments in order; `PH` inside a
+                structure leaves that place open.
+            example_inputs: tensors (their values do not matter) that make ranks and sizes known
+                where the program asks for them now.
+
+        Raises:
+            TraceError: the program asked a Proxy for something that only a run can tell.
+        """
+        from .capture import capture
+
+        return capture(self, root, concrete_args, example_inputs)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Make one placeholder per parameter of `root_fn`.
+
+        Args:
+            root_fn: the function to trace.
+            is_module: its first parameter is `self`.
+            concrete_args: values to fix.
+
+        Returns:
+            A function that takes plain positional arguments, and those arguments.
+        """
+        from .capture import arguments
+
+        return arguments(self, root_fn, is_module, concrete_args)
+
+    def _called(self, mod: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Called instead of every module call of the tracing thread."""
+        forward = getattr(mod, "forward", None)
+        self._search_globals(getattr(forward, "__globals__", None))
+        return self.call_module(mod, functools.partial(patches._call, mod), args, kwargs)
+
+    def _search_globals(self, table: dict[str, Any] | None) -> None:
+        if table is not None and id(table) not in self._searched:
+            patches.patch_globals((table,), self._autowrap_function_ids, self._searched)
+
+    def _read(self, mod: torch.nn.Module, name: str, value: Any) -> Any:
+        if self._own_getattr or isinstance(value, torch.Tensor):
+            return self.getattr(name, value, self._parameter_proxies)
+        return value
+
+    def _training_of(self, mod: torch.nn.Module, value: bool) -> Any:
+        path = self._paths().get(mod) if is_forward_frame(sys._getframe(2)) else None
+        if path is None or type(value) is not bool:
+            return value
+        flag = patches.TrainingFlag(value)
+        flag.path = f"{path}.training" if path else "training"
+        return flag
+
+    def _paths(self) -> dict[torch.nn.Module, str]:
+        if self.submodule_paths is None:
+            paths: dict[torch.nn.Module, str] = {}
+            todo = [("", self.root)]
+            while todo:
+                path, module = todo.pop()
+                if module not in paths:
+                    paths[module] = path
+                    dot = path + "." if path else ""
+                    children = [(dot + k, m) for k, m in module._modules.items() if m is not None]
+                    todo.extend(reversed(children))
+            self.submodule_paths = paths
+        return self.submodule_paths
+
+    def _tensor_paths(self) -> dict[int, str]:
+        """Return id -> dotted path of every parameter and buffer of the root."""
+        if self._tensor_ids is None:
+            ids: dict[int, str] = {}
+            for module, path in self._paths().items():
+                dot = path + "." if path else ""
+                for name, t in chain(module._parameters.items(), module._buffers.items()):
+                    if t is not None:
+                        ids.setdefault(id(t), dot + name)
+            self._tensor_ids = ids
+        return self._tensor_ids
+
+    def _attribute_paths(self) -> dict[int, str]:
+        """Return id -> dotted path of the plain attributes that are tensors, and of constants."""
+        if self.tensor_attrs is None:
+            self.tensor_attrs = {}
+            for module, path in self._paths().items():
+                dot = path + "." if path else ""
+                for name, value in module.__dict__.items():
+                    if isinstance(value, _CONSTANTS):
+                        self.tensor_attrs.setdefault(id(value), dot + name)
+        return self.tensor_attrs
+
+    # -- what is known, and what is lost ----------------------------------------------------------
+
+    def concrete(self, obj: Proxy, what: str) -> Any:
+        """Return the value behind a Proxy if parameters, buffers or example inputs tell it."""
+        from .known import known
+
+        value, why = known(self, obj.node)
+        if value is not _UNKNOWN and why in _SITES and (what != "its length" or why == "value"):
+            self.warn("fixed", f"{what} of {obj} was fixed to {_short(value)}, which comes from "
+                               f"{_SITES[why]}")  # fmt: skip
+        return value
+
+    def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
+        """Note a TraceWarning for the user's line that runs now; emitted when the trace is done."""
+        if place is None:
+            where = call_site(1, True, self._stop_code)
+            place = where[0] if where else ("<unknown>", 0, "?")
+        self._warnings.setdefault((kind, *place[:2]), (message, place))
+
+    def _asked_class(self, proxy: Proxy, frame: Any) -> None:
+        import linecache
+
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if "isinstance" in line and any(
+            word in line for word in ("Tensor", "int", "float", "bool", "Number", "complex")
+        ):
+            self.warn("isinstance", f"isinstance on {proxy} answers for the Proxy, not for the "
+                                    "value, and that answer is fixed in the graph")  # fmt: skip
+
+    def _emit_warnings(self) -> list[str]:
+        """Emit each noted TraceWarning once; return their texts."""
+        for error in self._raised:
+            place = error.where[0] if error.where else ("<unknown>", 0, "?")
+            text = f"the program caught this and went on another way: {error.message}"
+            self._warnings.setdefault(("caught", *place[:2]), (text, place))
+        texts = []
+        for message, place in self._warnings.values():
+            texts.append(f"{message}\n  at {quote(place)}")
+            warnings.warn_explicit(texts[-1], TraceWarning, place[0], max(place[1], 1))
+        return texts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
+        import copy
+
+        new = type(self).__new__(type(self))
+        for key, value in self.__dict__.items():
+            same = key in ("_autowrap_search", "_autowrap_function_ids")
+            new.__dict__[key] = value if same else copy.deepcopy(value, memo)
+        return new
+
+    _own_getattr = False
+    _fake_mode: Any = None
+    _searched: set[int]
+    _parameter_proxies: dict[str, Proxy]
+    _tensor_ids: dict[int, str] | None = None
+    _warnings: dict[tuple[Any, ...], tuple[str, Any]] = {}
+
+
+_leaf_types: dict[type, bool] = {}
+_proxyable_classes: dict[type, None] = {}
+
+
+def is_forward_frame(frame: Any) -> bool:
+    """Say whether a frame may use a flag as an argument: any but nn.Module's own bookkeeping."""
+    return not frame.f_code.co_filename.endswith(("nn/modules/module.py", "nn\\modules\\module.py"))
+
+
+@functools.cache
+def _takes_factory(create_proxy: Callable[..., Any]) -> bool:
+    return "proxy_factory_fn" in inspect.signature(create_proxy).parameters
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+class ProxyableClassMeta(type):
+    """Metaclass of classes that may be built from Proxies inside a trace: the call is recorded."""
+
+    def __init__(cls, name: str, bases: Any, attrs: Any) -> None:
+        _proxyable_classes.setdefault(cls)
+        super().__init__(name, bases, attrs)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        instance = cls.__new__(cls)  # type: ignore[call-overload]
+        if not isinstance(instance, cls):
+            return instance
+        proxy = patches.find_proxy(args, kwargs)
+        if proxy is not None and patches.current_tracer() is not None:
+            return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
+        cls.__init__(instance, *args, **kwargs)  # type: ignore[misc]
+        return instance
+
+
+def wrap(fn_or_name: Any) -> Any:
+    """Mark a function as a leaf: a trace records its call and does not look inside.
+
+    Works at module level, in a function body and in a notebook cell; as a decorator or with a name.
+
+    Args:
+        fn_or_name: the function, or the name under which the calling file knows it.
+
+    >>> import fxlab
+    >>> @fxlab.wrap
+    ... def scale(x):
+    ...     return x * 2 if x.sum() > 0 else x
+    >>> fxlab.symbolic_trace(lambda x: scale(x)).graph.find_nodes(op="call_function", target=scale)
+    [scale]
+    """
+    if callable(fn_or_name):
+        fn = inspect.unwrap(fn_or_name, stop=lambda f: not hasattr(f, "__fxlab_original__"))
+        patches.wrapped_functions[id(fn)] = fn
+        return fn_or_name
+    if not isinstance(fn_or_name, str):
+        raise _WrapError(
+            f"wrap needs a function or the name of one, got {fn_or_name!r}", where=call_site()
+        )
+    table = sys._getframe(1).f_globals
+    patches.wrapped_names[(id(table), fn_or_name)] = table
+    return fn_or_name
+
+
+class _WrapError(TraceError, RuntimeError):
+    pass
+
+
+@contextmanager
+def wrapped(*functions: Callable[..., Any]) -> Iterator[None]:
+    """Treat functions as leaves for the traces inside a `with` block, as `wrap` does for good."""
+    new = {id(f): f for f in functions if id(f) not in patches.wrapped_functions}
+    patches.wrapped_functions.update(new)
+    try:
+        yield
+    finally:
+        for key in new:
+            patches.wrapped_functions.pop(key, None)
+
+
+def symbolic_trace(
+    root: torch.nn.Module | Callable[..., Any],
+    concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+    *,
+    example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
+    check: tuple[Any, ...] | None = None,
+) -> Any:
+    """Trace a module or function and return it as a GraphModule.
+
+    Args:
+        root: the module or function; it is left exactly as it was.
+        concrete_args: values to fix; see `Tracer.trace`.
+        example_inputs: make ranks and sizes known where the program asks.
+        check: inputs on which the result is compared with `root`.
+
+    Raises:
+        TraceError: it cannot be traced, or (with `check`) computes something else; the text names
+            the first Node that differs.
+
+    >>> import torch
+    >>> gm = symbolic_trace(lambda x: torch.relu(x).neg())
+    >>> [(node.op, node.name) for node in gm.graph.nodes][1:3]
+    [('call_function', 'relu'), ('call_method', 'neg')]
+    """
+    from .graph_module import GraphModule
+
+    tracer = Tracer()
+    graph = tracer.trace(root, concrete_args, example_inputs=example_inputs)
+    is_module = isinstance(root, torch.nn.Module)
+    name = type(root).__name__ if is_module else getattr(root, "__name__", type(root).__name__)
+    gm = GraphModule(tracer.root, graph, name if name.isidentifier() else "GraphModule")
+    gm.meta["trace_warnings"] = list(graph._trace_warnings)
+    if check is not None:
+        from .capture import check_against
+
+        check_against(root, gm, check)
+    return gm
