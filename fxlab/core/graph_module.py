@@ -1,0 +1,678 @@
+"""How does a Graph become a Module that runs, and how does it stay in step with its Graph?
+
+A `GraphModule` (paper, section 4.3) holds a Graph and the parameters and modules that it needs;
+`forward` is generated from the Graph. Compilation is lazy: an edit only marks the code as stale, and the next
+use of `forward` writes and compiles it once. So no code runs that the Graph does not mean, and a
+thousand edits cost one compilation.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import linecache
+import pickle
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .codegen import PythonCode, _PyTreeCodeGen
+from .errors import (
+    RUN_NOTE,
+    FxlabError,
+    RewriteError,
+    call_site,
+    forget_generated,
+    generated_code,
+    generated_node,
+    register_generated,
+    run_note,
+)  # fmt: skip
+from .graph import MISSING, Graph
+from .node import qualified_name
+
+_FORMAT = "fxlab.GraphModule/1"
+_compiling = threading.RLock()
+_next_file = itertools.count().__next__
+_HOOKS = ("_replace_hooks", "_create_node_hooks", "_erase_node_hooks", "_deepcopy_hooks")
+_OWN = frozenset(("_graph", "graph", "meta", "_tracer_cls", "_tracer_extras", "_original",
+                  "shape_env", "_in_spec", "_out_spec", "_editing", *_HOOKS))  # fmt: skip
+
+
+class _MissingTarget(RewriteError, AttributeError):
+    """A Node reads something that the root does not have."""
+
+
+class _LazyForward:
+    """Stands in the class for `forward` while the code is stale; the first look compiles it.
+
+    It is a non-data descriptor that puts the plain function in its own place, so that whoever
+    looks (a call, `inspect.signature`, TorchScript, torch.compile, a replica in another thread)
+    only ever gets a plain function.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = weakref.ref(module)
+
+    def __get__(self, instance: GraphModule | None, owner: type) -> Any:
+        module = instance if instance is not None else self.module()
+        if module is None:
+            raise AttributeError("the GraphModule of this class is gone, and so is its forward")
+        function = module._compile()
+        return function if instance is None else types.MethodType(function, instance)
+
+
+class _LaterCode:
+    """What `recompile()` returns: the PythonCode, written when one looks at it."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module._python_code(), name)
+
+
+class GraphModule(nn.Module):
+    """A Module whose `forward` is generated from a Graph.
+
+    Args:
+        root: the Module (or dict from dotted path to value) that has what the Graph reads and
+            calls. Only that is taken over; parameters and modules are shared, not copied.
+        graph: the Graph; it may be shared by several GraphModules.
+        class_name: the name that `repr` and error messages show.
+
+    `meta` is a dict for passes (reports, warnings of the trace). Attributes and methods that the
+    traced model has and this Module lacks can be read through it; `original_type` is its type.
+
+    >>> graph = Graph()
+    >>> _ = graph.output(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+    >>> gm = GraphModule(nn.Module(), graph)
+    >>> gm(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    >>> print(gm.code.strip())
+    def forward(self, x):
+        relu = torch.relu(x);  x = None
+        return relu
+    """
+
+    _code: PythonCode | None = None
+    __jit_unused_properties__ = ["graph", "code", "original_type"]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
+        """Give each instance a class of its own, since `forward` belongs to a class."""
+        base = next(c for c in cls.__mro__ if "_of_one_instance" not in vars(c))
+        name = cls.__name__
+        own = type(name, (base,), {"_of_one_instance": True, "__module__": base.__module__})
+        return super().__new__(own)
+
+    def __init__(
+        self, root: nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule"
+    ) -> None:
+        super().__init__()
+        type(self).__name__ = type(self).__qualname__ = class_name
+        for hooks in _HOOKS:
+            self.__dict__[hooks] = []
+        fields: dict[str, Any] = {"meta": {}, "shape_env": None, "_tracer_extras": {}}
+        fields["_original"] = (None, {})
+        self.__dict__.update(fields)
+        if isinstance(root, nn.Module):
+            self.training = root.training
+            _copy_from_module(root, self, graph)
+            self.__dict__["_original"] = _look_at(root)
+        elif isinstance(root, dict):
+            _copy_from_dict(root, self, graph)
+        else:
+            raise RewriteError(
+                f"a GraphModule cannot take its state from a {type(root).__name__}",
+                where=call_site(), expected="a Module, or a dict from dotted path to value",
+            )  # fmt: skip
+        self.graph = graph
+        tracer = graph._tracer_cls
+        local = tracer is None or "<locals>" in tracer.__qualname__
+        self.__dict__["_tracer_cls"] = None if local else tracer
+        self.__dict__["_tracer_extras"] = graph._tracer_extras or {}
+
+    # -- code ---------------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph. Assigning another one makes `forward` follow it."""
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        if not isinstance(graph, Graph):
+            raise RewriteError(f"gm.graph must be a Graph, got {type(graph).__name__}",
+                               where=call_site())  # fmt: skip
+        old = self.__dict__.get("_graph")
+        if old is not None:
+            old._detach(self)
+            old.remove_listener(self._hear)
+        self.__dict__["_graph"] = graph
+        graph._attach(self)
+        if self._create_node_hooks or self._erase_node_hooks:
+            graph.add_listener(self._hear)
+        self._code_is_stale()
+
+    @property
+    def code(self) -> str:
+        """The Python source of `forward`."""
+        return self._python_code().src
+
+    def recompile(self) -> Any:
+        """Mark the code as stale. Edits do so themselves; the next use of `forward` compiles.
+
+        Returns:
+            The PythonCode, written when one of its fields is read.
+        """
+        self._code_is_stale()
+        return _LaterCode(self)
+
+    def _code_is_stale(self) -> None:
+        cls = type(self)
+        if type(vars(cls).get("forward")) is not _LazyForward:
+            cls.forward = _LazyForward(self)  # type: ignore[assignment]
+
+    def _python_code(self) -> PythonCode:
+        self._compile()
+        assert self._code is not None
+        return self._code
+
+    def _compile(self) -> Any:
+        """Return the plain function `forward`; write and compile it if it is stale."""
+        with _compiling:
+            cls, graph = type(self), self._graph
+            function = vars(cls).get("forward")
+            if function is not None and type(function) is not _LazyForward:
+                return function
+            version = graph.version
+            code = graph.python_code("self")
+            if isinstance(graph._codegen, _PyTreeCodeGen):
+                self.__dict__["_in_spec"] = graph._codegen.pytree_info.in_spec
+                self.__dict__["_out_spec"] = graph._codegen.pytree_info.out_spec
+            function = _run_source(code, graph._codegen._func_name)
+            cls._code, cls.forward = code, function
+            graph._mark_compiled()
+            if graph.version != version:
+                self._code_is_stale()
+            return function
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._call_impl(*args, **kwargs)
+        except Exception as error:
+            _explain(error)
+            raise
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _edit(self, path: str) -> Iterator[None]:
+        """Do one edit of the state at `path` inside: it counts, and listeners are told once."""
+        fields = self.__dict__
+        graph = fields.get("_graph")
+        if graph is None or path in _OWN or "_editing" in fields or "_is_replica" in fields:
+            yield
+            return
+        before = _peek(self, path) if graph._listeners else None
+        fields["_editing"] = True
+        try:
+            yield
+        finally:
+            del fields["_editing"]
+        graph.version += 1
+        if graph._listeners:
+            after = _peek(self, path)
+            if after is not before:
+                module = isinstance(before, nn.Module) or isinstance(after, nn.Module)
+                old, new = ({"path": path, "value": v, "module": self} for v in (before, after))
+                graph._changed("module" if module else "attr", None, old, new)
+
+    def _restore_state(self, path: str, value: Any) -> None:
+        """Put back what `path` held before an edit: what `Graph._undo` calls."""
+        parent, name = _parent(self, path)
+        with self._edit(path):
+            if _peek(parent, name) is not MISSING:
+                if type(_peek(parent, name)) is type(value):
+                    setattr(parent, name, value)
+                    return
+                delattr(parent, name)
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                parent.register_buffer(name, value)
+            elif value is not MISSING:
+                setattr(parent, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        with self._edit(name):
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        with self._edit(name):
+            super().__delattr__(name)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a direct sub-module; see `torch.nn.Module.add_module`."""
+        with self._edit(name):
+            super().add_module(name, module)
+
+    def register_buffer(
+        self, name: str, tensor: torch.Tensor | None, persistent: bool = True
+    ) -> None:
+        """Add a buffer; see `torch.nn.Module.register_buffer`."""
+        with self._edit(name):
+            super().register_buffer(name, tensor, persistent)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter; see `torch.nn.Module.register_parameter`."""
+        with self._edit(name):
+            super().register_parameter(name, param)
+
+    def set_submodule(self, target: str, module: nn.Module, strict: bool = False) -> None:
+        """Replace or add the sub-module at a dotted path; see `torch.nn.Module.set_submodule`."""
+        with self._edit(target):
+            super().set_submodule(target, module, strict)
+
+    def add_submodule(self, target: str, m: nn.Module) -> bool:
+        """Add a sub-module at a dotted path, with empty Modules on the way where none are.
+
+        Returns:
+            Whether it could be added: False if something on the way is no Module.
+        """
+        parts = target.split(".")
+        module: nn.Module = self
+        for i, part in enumerate(parts[:-1], 1):
+            inner = getattr(module, part, None)
+            if inner is None:
+                inner = nn.Module()
+                with self._edit(".".join(parts[:i])):
+                    module.add_module(part, inner)
+            if not isinstance(inner, nn.Module):
+                return False
+            module = inner
+        with self._edit(target):
+            module.add_module(parts[-1], m)
+        return True
+
+    def delete_submodule(self, target: str) -> bool:
+        """Delete the sub-module at a dotted path; False if there is none."""
+        if not isinstance(_peek(self, target), nn.Module):
+            return False
+        parent, name = _parent(self, target)
+        with self._edit(target):
+            delattr(parent, name)
+        return True
+
+    def delete_all_unused_submodules(self) -> None:
+        """Delete the sub-modules that no Node calls or reads and that hold none that one does."""
+        used: set[str] = set()
+        whole: set[str] = set()
+        for node in self._graph.nodes:
+            if node._op in ("call_module", "get_attr"):
+                used.update(itertools.accumulate(node._target.split("."), "{}.{}".format))
+                whole.add(node._target)
+        for path in [path for path, _ in self.named_modules(remove_duplicate=False) if path]:
+            prefixes = set(itertools.accumulate(path.split("."), "{}.{}".format))
+            if path not in used and not prefixes & whole:
+                self.delete_submodule(path)
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__
+        for table in ("_modules", "_parameters", "_buffers"):
+            entries = fields.get(table)
+            if entries is not None and name in entries:
+                return entries[name]
+        static = inspect.getattr_static
+        if name[0] != "_" and "_original" in fields and static(type(self), name, None) is None:
+            kind, attributes = fields["_original"]
+            if name in attributes:
+                return attributes[name]
+            method = static(kind, name, None) if kind is not None else None
+            if isinstance(method, types.FunctionType):
+                return types.MethodType(method, self)
+            if isinstance(method, (staticmethod, classmethod)):
+                return getattr(kind, name)
+        return super().__getattr__(name)
+
+    @property
+    def original_type(self) -> type | None:
+        """The type of the Module that was traced, or None."""
+        return self._original[0]
+
+    # -- copies and files -------------------------------------------------------------------------
+
+    def _blank(self) -> GraphModule:
+        """Return an instance without state, of a class of its own under the same name."""
+        new = type(self).__new__(type(self))
+        type(new).__qualname__ = type(self).__qualname__
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
+        new = memo[id(self)] = self._blank()
+        for name, value in self.__dict__.items():
+            if name not in ("_graph", "_original"):
+                new.__dict__[name] = copy.deepcopy(value, memo)
+        new.__dict__["_original"] = self._original
+        new.graph = copy.deepcopy(self._graph, memo)
+        for hook in self._deepcopy_hooks:
+            hook(new)
+        return new
+
+    def __copy__(self) -> GraphModule:
+        """Return a GraphModule that shares the Graph, the tensors and the modules that it calls."""
+        new = self._blank()
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = value.copy() if type(value) in (dict, set) else value
+        new._modules.clear()
+        del new.__dict__["_graph"]
+        _copy_from_module(self, new, self._graph)
+        for name, module in self._modules.items():
+            new._modules.setdefault(name, module)
+        new.graph = self._graph
+        return new
+
+    def _replicate_for_data_parallel(self) -> GraphModule:
+        replica = object.__new__(type(self))
+        for name, value in self.__dict__.items():
+            replica.__dict__[name] = value.copy() if name in ("_buffers", "_modules") else value
+        replica.__dict__.update(_parameters={}, _is_replica=True)
+        return replica
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the Graph itself, not a re-trace of its source."""
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_in_spec", "_out_spec")}
+        kind, attributes = self._original
+        kind = kind if kind is not None and _pickles(kind) else None
+        state["_original"] = kind, {k: v for k, v in attributes.items() if _pickles(v)}
+        return _blank_module, (_FORMAT, type(self).__mro__[1], type(self).__name__), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        graph = state.pop("_graph")
+        super().__setstate__(state)
+        self.graph = graph
+
+    def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
+        """Write the module as a package: readable source, and its state beside it.
+
+        `from <folder> import <module_name>` then gives a class whose instances compute the same.
+
+        Args:
+            folder: made if it is not there; it can be moved afterwards.
+            module_name: the name of the class.
+        """
+        folder, code = Path(folder), self._python_code()
+        folder.mkdir(exist_ok=True, parents=True)
+        imports = {name: _import_text(name, value) for name, value in code.globals.items()}
+        objects = {name: code.globals[name] for name, text in imports.items() if not text}
+        read = {str(node._target).split(".")[0] for node in self._graph.nodes}
+        names = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
+        state = {
+            k: v for k, v in self.__dict__.items() if k in names or k in read or k[-5:] == "_spec"
+        }
+        torch.save({"state": state, "objects": objects}, folder / "state.pt")
+        source = _FOLDER_SOURCE.format(
+            name=module_name, imports="\n".join(sorted(filter(None, imports.values()))),
+            source=code.src.strip(), function=self._graph._codegen._func_name,
+        )  # fmt: skip
+        (folder / "module.py").write_text(source, encoding="utf-8")
+        (folder / "__init__.py").write_text("from .module import *\n", encoding="utf-8")
+
+    def print_readable(self, print_output: bool = True, **options: Any) -> str:
+        """Print the code for a reader: shapes and source lines, no deletions; return its text.
+
+        Args:
+            print_output: print it, or only return it.
+            options: `include_stride`, `include_device`, `colored`, `expanded_def`,
+                `additional_meta` (a list of keys of `node.meta` to show).
+        """
+        text = self._readable(self._get_name(), options)
+        if print_output:
+            print(text)
+        return text
+
+    def _readable(self, name: str, options: dict[str, Any]) -> str:
+        code = self._graph.python_code("self", verbose=True, delete_values=False, **options)
+        parts = [code.src.strip()]
+        for child, module in self.named_children():
+            if isinstance(module, GraphModule):
+                parts.append(module._readable(child, options))
+        body = "\n\n".join(parts).replace("\n", "\n    ")
+        return f"class {name}(torch.nn.Module):\n    {body}\n"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.code}"
+
+    # -- torch.fx's node hooks --------------------------------------------------------------------
+
+    def _hear(self, kind: str, graph: Graph, node: Any, before: Any, after: Any) -> None:
+        if kind in ("create", "erase"):
+            for hook in list(self.__dict__[f"_{kind}_node_hooks"]):
+                hook(node)
+
+    def _register_replace_node_hook(self, f: Callable[..., Any]) -> None:
+        self._replace_hooks.append(f)
+
+    def _unregister_replace_node_hook(self, f: Callable[..., Any]) -> None:
+        self._replace_hooks.remove(f)
+
+    def _register_create_node_hook(self, f: Callable[..., Any]) -> None:
+        self._create_node_hooks.append(f)
+        self.graph = self._graph
+
+    def _unregister_create_node_hook(self, f: Callable[..., Any]) -> None:
+        self._create_node_hooks.remove(f)
+
+    def _register_erase_node_hook(self, f: Callable[..., Any]) -> None:
+        self._erase_node_hooks.append(f)
+        self.graph = self._graph
+
+    def _unregister_erase_node_hook(self, f: Callable[..., Any]) -> None:
+        self._erase_node_hooks.remove(f)
+
+    def _register_deepcopy_hook(self, f: Callable[..., Any]) -> None:
+        self._deepcopy_hooks.append(f)
+
+    def _unregister_deepcopy_hook(self, f: Callable[..., Any]) -> None:
+        self._deepcopy_hooks.remove(f)
+
+    @contextmanager
+    def _set_replace_hook(self, f: Callable[..., Any]) -> Iterator[None]:
+        self._register_replace_node_hook(f)
+        try:
+            yield
+        finally:
+            self._unregister_replace_node_hook(f)
+
+
+_FOLDER_SOURCE = '''"""Written by GraphModule.to_folder; state.pt holds what this code needs."""
+from pathlib import Path
+
+import torch
+{imports}
+
+_STATE = Path(__file__).parent / "state.pt"
+globals().update(torch.load(_STATE, weights_only=False)["objects"])
+
+
+{source}
+
+
+class {name}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.__dict__.update(torch.load(_STATE, weights_only=False)["state"])
+
+    forward = {function}
+'''
+
+
+def _import_text(name: str, value: Any) -> str:
+    """Return an import statement that binds `name` to a module, class or function, or ""."""
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__} as {name}"
+    module, _, attribute = qualified_name(value).rpartition(".")
+    found = getattr(sys.modules.get(module), attribute, None)
+    return f"from {module} import {attribute} as {name}" if found is value else ""
+
+
+def _run_source(code: PythonCode, function_name: str) -> Any:
+    """Compile generated source; return its function, known to tracebacks, linecache and `where`."""
+    file = f"<eval_with_key>.fxlab_{_next_file()}"
+    scope = dict(code.globals)
+    exec(compile(code.src, file, "exec", dont_inherit=True), scope)
+    function = scope.pop(function_name)
+    source, found = code.src, weakref.ref(code)
+    linecache.cache[file] = (lambda: source,)  # type: ignore[assignment]
+    register_generated(file, lambda line: found() and found().node_at(line))  # type: ignore[union-attr]
+    weakref.finalize(function.__code__, _forget, file).atexit = False
+    spec, given = function.__code__, function.__defaults__ or ()
+    names = spec.co_varnames[spec.co_argcount - len(given) : spec.co_argcount]
+    keywords = function.__kwdefaults__ or {}
+    if given:  # the very objects, not equal ones that a literal made
+        pairs = zip(names, given, strict=True)
+        function.__defaults__ = tuple([code.defaults.get(name, value) for name, value in pairs])
+    for name in keywords:
+        keywords[name] = code.defaults.get(name, keywords[name])
+    return function
+
+
+def _forget(file: str) -> None:
+    linecache.cache.pop(file, None)
+    forget_generated(file)
+
+
+def _explain(error: BaseException) -> None:
+    """Add to an error from generated code the line that failed and whose source it stands for."""
+    notes = getattr(error, "__notes__", ())
+    if isinstance(error, FxlabError) or any(note.startswith(RUN_NOTE) for note in notes):
+        return
+    trace, place = error.__traceback__, None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file in generated_code:
+            place = file, trace.tb_lineno
+        trace = trace.tb_next
+    if place is not None and hasattr(error, "add_note"):
+        error.add_note(run_note(generated_node(*place), linecache.getline(*place)))
+
+
+def _peek(module: Any, path: str) -> Any:
+    """Return what a Module itself holds at a dotted path, or MISSING; nothing is computed."""
+    for part in path.split("."):
+        fields = getattr(module, "__dict__", {})
+        for table in ("_modules", "_parameters", "_buffers"):
+            if part in fields.get(table, ()):
+                module = fields[table][part]
+                break
+        else:
+            module = fields.get(part, MISSING)
+    return module
+
+
+def _parent(module: nn.Module, path: str) -> tuple[Any, str]:
+    prefix, _, name = path.rpartition(".")
+    return (_peek(module, prefix) if prefix else module), name
+
+
+def _install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
+    """Set an attribute; a tensor that is no Parameter becomes a buffer."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        to.register_buffer(name, value, persistent)
+    else:
+        setattr(to, name, value)
+
+
+def _targets(graph: Graph) -> dict[str, Any]:
+    """Return the paths that a Graph reads or calls, each with its first Node."""
+    nodes = [n for n in graph.nodes if n._op in ("call_module", "get_attr")]
+    return {str(n._target): n for n in reversed(nodes)}
+
+
+def _missing(node: Any, root: str) -> _MissingTarget:
+    return _MissingTarget(
+        f"{node._name} refers to {node._target!r}, which {root} does not have", node=node,
+        hint="the target is a dotted path from the root; add what it names to the root first",
+    )  # fmt: skip
+
+
+def _copy_from_module(root: nn.Module, to: nn.Module, graph: Graph) -> None:
+    """Share what the Graph needs; Modules that are only on the way are replaced by empty ones."""
+    for path, node in _targets(graph).items():
+        if path in graph._constants and not hasattr(root, path):
+            _install(to, path, graph._constants[path])
+            continue
+        source, copied = root, to
+        *prefix, name = path.split(".")
+        try:
+            for part in prefix:
+                source = getattr(source, part)
+                made = copied._modules.get(part)
+                if made is None and isinstance(source, nn.Module):
+                    made = copied._modules[part] = nn.Module()
+                    made.training = source.training
+                if made is None or made is source:
+                    setattr(copied, part, source)
+                    break
+                copied = made
+            else:
+                hidden = getattr(source, "_non_persistent_buffers_set", ())
+                _install(copied, name, getattr(source, name), name not in hidden)
+        except AttributeError as error:
+            raise _missing(node, f"the root ({type(root).__name__})") from error
+
+
+def _copy_from_dict(root: dict[str, Any], to: nn.Module, graph: Graph) -> None:
+    """Take values by path; short paths first, so that `a` does not wipe out `a.b`."""
+    root = {**graph._constants, **root}
+    for path, node in sorted(_targets(graph).items(), key=lambda item: item[0].count(".")):
+        if path not in root:
+            raise _missing(node, "the dict given as root")
+        *prefix, name = path.split(".")
+        module: Any = to
+        for part in prefix:
+            if getattr(module, part, None) is None:
+                setattr(module, part, nn.Module())
+            module = getattr(module, part)
+        _install(module, name, root[path])
+
+
+def _look_at(root: nn.Module) -> tuple[type | None, dict[str, Any]]:
+    """Return the type of a traced Module and its plain attributes: what can be read through."""
+    if isinstance(root, GraphModule):
+        return root._original
+    plain = {k: v for k, v in vars(root).items() if k[:1] != "_" and _is_plain(v)}
+    return (None if type(root) is nn.Module else type(root)), plain
+
+
+def _is_plain(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value
+    parts = parts if isinstance(value, (list, tuple, set, dict)) else (value,)
+    return not any(isinstance(part, (nn.Module, torch.Tensor)) for part in parts)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever its own pickling raises, it cannot come along
+        return False
+    return True
+
+
+def _blank_module(version: str, cls: type[GraphModule], name: str) -> GraphModule:
+    """Make an instance for a pickled state."""
+    if version != _FORMAT:
+        raise RewriteError(
+            f"this GraphModule was pickled in the format {version}, which is not known here",
+            expected=_FORMAT, hint="load it with the version of fxlab that wrote it",
+        )  # fmt: skip
+    module = cls.__new__(cls)
+    type(module).__name__ = type(module).__qualname__ = name
+    return module
