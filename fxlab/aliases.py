@@ -1,0 +1,79 @@
+"""How does code that was written for torch.fx's module paths find its way here?
+
+`from torch.fx.graph_module import GraphModule` has its counterpart `from fxlab.graph_module import
+GraphModule`. Such a path is a module without a file: it stands in `sys.modules` under its name and
+looks a name up in the real modules when somebody asks. There is no import hook, and nothing is
+imported before it is used. The paper's appendix has no paths; these are torch.fx's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from typing import Any
+
+_PATHS: dict[str, tuple[str, str]] = {
+    # path below fxlab: (the modules that hold the names, torch.fx's public names)
+    "node": ("core.node core.purity", "Node map_arg map_aggregate has_side_effect"),
+    "graph": ("core.graph core.codegen", "PythonCode CodeGen Graph"),
+    "graph_module": ("core.graph_module", "GraphModule"),
+    "proxy": ("core.proxy core.tracer core.errors", "TracerBase GraphAppendingTracer TraceError "
+              "Proxy Attribute ParameterProxy Scope ScopeContextManager"),
+    "_symbolic_trace": ("core.tracer core.proxy core.errors", "PHBase PHWithMeta PH Tracer wrap "
+                        "symbolic_trace ProxyableClassMeta is_fx_tracing is_fx_symbolic_tracing"),
+    "interpreter": ("core.interpreter", "Interpreter Transformer"),
+    "subgraph_rewriter": ("core.rewriter", "Match replace_pattern replace_pattern_with_filters "
+                          "ReplacedPatterns"),
+    "immutable_collections": ("core.node", "immutable_list immutable_dict"),
+    "passes.pass_manager": ("passes.manager passes.base", "PassManager"),
+    "passes.infra": ("", "pass_base pass_manager partitioner"),
+    "passes.infra.pass_base": ("passes.base", "PassBase PassResult"),
+    "passes.infra.pass_manager": ("passes.manager passes.base", "PassManager"),
+    "passes.infra.partitioner": ("passes.partition", "CapabilityBasedPartitioner Partition"),
+    "passes.operator_support": ("passes.partition passes.operator_support", "OperatorSupport "
+                                "OperatorSupportBase create_op_support chain any_chain OpSupports"),
+    "passes.split_module": ("passes.split", "split_module"),
+    "passes.utils": ("", "matcher_utils"),
+    "passes.utils.matcher_utils": ("core.rewriter", "SubgraphMatcher InternalMatch"),
+}  # fmt: skip
+
+
+class _Alias(types.ModuleType):
+    """A module that finds each name in another one, when it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        package, _, path = self.__name__.partition(".")
+        homes, names = _PATHS[path]
+        if name == "__all__":
+            return [n for n in names.split() if homes]
+        if not (name.startswith("__") and name.endswith("__")):
+            if name in names.split() and not homes:
+                return sys.modules[f"{self.__name__}.{name}"]
+            for home in homes.split():
+                if importlib.util.find_spec(f"{package}.{home}") is None:
+                    continue
+                value = getattr(importlib.import_module(f"{package}.{home}"), name, self)
+                if value is not self:
+                    return value
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_PATHS[self.__name__.partition(".")[2]][1].split()})
+
+
+def install(package: str) -> None:
+    """Make torch.fx's module paths importable below `package`; called once by its `__init__`.
+
+    A name that the package has already (a function, a real module) stays what it is.
+    """
+    for path in _PATHS:
+        name = f"{package}.{path}"
+        if name in sys.modules:
+            continue
+        module = sys.modules[name] = _Alias(name, f"torch.fx's path; finds its names in {package}.")
+        parent, _, last = name.rpartition(".")
+        home = sys.modules.get(parent)
+        if home is not None and last not in vars(home):
+            setattr(home, last, module)

@@ -1,0 +1,345 @@
+"""How is a small graph inside a big one replaced by another?
+
+Rewriting is the paper's plainest transform (section 6): say what to look for as a program, say
+what to put there as a program, and let use-def edges do the rest. `replace_pattern` copies the
+replacement to the place of each match that `matcher.py` finds; when nothing matched,
+`fxlab.explain_mismatch` tells how far the pattern got and what stopped it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from .errors import RewriteError, call_site
+from .graph import Graph
+from .graph_module import GraphModule
+from .matcher import _EDGES, InternalMatch, SubgraphMatcher, _late_readers
+from .node import Node, add_ancestors, map_aggregate, map_arg
+from .tracer import symbolic_trace
+
+__all__ = [
+    "InternalMatch",
+    "Match",
+    "ReplacedPatterns",
+    "SubgraphMatcher",
+    "replace_pattern",
+    "replace_pattern_with_filters",
+]
+
+
+class Match(NamedTuple):
+    """One match of `replace_pattern`.
+
+    Attributes:
+        anchor: the pattern's Node from which the search began.
+        nodes_map: pattern Node -> Node of the graph (or the constant that a parameter stands for).
+    """
+
+    anchor: Node
+    nodes_map: dict[Node, Node]
+
+
+@dataclass
+class ReplacedPatterns:
+    """One match of `replace_pattern_with_filters`, and the Nodes that were put in its place."""
+
+    anchor: Node
+    nodes_map: dict[Node, Node]
+    replacements: list[Node]
+
+
+# -- replacing ---------------------------------------------------------------------------------
+
+
+def replace_pattern(
+    gm: GraphModule,
+    pattern: Callable[..., Any] | Graph | GraphModule,
+    replacement: Callable[..., Any] | Graph | GraphModule,
+    *,
+    normalize: bool = False,
+) -> list[Match]:
+    """Put `replacement` in the place of every match of `pattern`; edits `gm` in place.
+
+    Args:
+        gm: the module to edit.
+        pattern: what to look for: a function of tensors, or its GraphModule or Graph. Its
+            parameters stand for anything.
+        replacement: what to put there, with as many parameters and results as the pattern.
+        normalize: match by meaning, not by spelling; see `SubgraphMatcher`.
+
+    Returns:
+        The matches in graph order; of overlapping ones the first. An empty list means that nothing
+        matched: `explain_mismatch(pattern, gm)` says why.
+
+    Raises:
+        RewriteError: the pattern has unused parameters or dead code, or pattern and replacement
+            differ in parameters or results.
+
+    >>> import torch, fxlab
+    >>> gm = fxlab.symbolic_trace(lambda x, y: torch.relu(x + y) * torch.relu(y))
+    >>> matches = replace_pattern(gm, lambda v: torch.relu(v), lambda v: torch.clamp(v, min=0))
+    >>> len(matches)
+    2
+    >>> print(gm.code.strip())
+    def forward(self, x, y):
+        add = x + y
+        clamp = torch.clamp(add, min = 0);  add = None
+        clamp_1 = torch.clamp(y, min = 0);  y = None
+        mul = clamp * clamp_1;  clamp = clamp_1 = None
+        return mul
+    """
+    found = replace_pattern_with_filters(gm, pattern, replacement, normalize=normalize)
+    return [Match(match.anchor, match.nodes_map) for match in found]
+
+
+def replace_pattern_with_filters(
+    gm: GraphModule,
+    pattern: Callable[..., Any] | Graph | GraphModule,
+    replacement: Callable[..., Any] | Graph | GraphModule | None = None,
+    match_filters: list[Callable[[InternalMatch, Graph, Graph], bool]] | None = None,
+    ignore_literals: bool = False,
+    replacement_callback: Callable[[InternalMatch, Graph, Graph], Graph] | None = None,
+    node_name_match: str = "",
+    *,
+    normalize: bool = False,
+) -> list[ReplacedPatterns]:
+    """Replace like `replace_pattern`, but only the matches that pass filters; edits `gm` in place.
+
+    Args:
+        gm: the module to edit.
+        pattern: what to look for, as in `replace_pattern`.
+        replacement: what to put there, as in `replace_pattern`.
+        match_filters: functions (match, graph, pattern graph) -> bool; all must be true.
+        ignore_literals: constants in the pattern match every constant.
+        replacement_callback: makes the replacement for one match, from the same three arguments.
+        node_name_match: text in the name of a Node where a match may begin, whatever it calls.
+        normalize: match by meaning, not by spelling; see `SubgraphMatcher`.
+
+    Returns:
+        One `ReplacedPatterns` a match, with the Nodes that were added.
+    """
+    if not isinstance(gm, GraphModule):
+        raise RewriteError(
+            f"replace_pattern edits a GraphModule of fxlab, got {torch.typename(gm)}",
+            where=call_site(),
+            hint="fxlab.symbolic_trace(model), or fxlab.interop.from_torch_fx(gm)",
+        )
+    if replacement is None and replacement_callback is None:
+        raise RewriteError(
+            "neither a replacement nor a replacement_callback was given", where=call_site()
+        )
+    pattern_graph = _graph_of(pattern)[0]
+    matcher = SubgraphMatcher(pattern_graph, ignore_literals=ignore_literals, normalize=normalize)
+    _check_reached(matcher)
+    matches = [
+        match
+        for match in matcher.match(gm.graph, node_name_match)
+        if all(keep(match, gm.graph, pattern_graph) for keep in match_filters or ())
+    ]
+    plan = None
+    if replacement is not None and matches:
+        graph, module = _graph_of(replacement)
+        plan = _Plan(graph, matcher)
+        if isinstance(replacement, torch.nn.Module):
+            gm.delete_all_unused_submodules()
+        if module is not None:
+            plan.adopt_state(gm, module, isinstance(replacement, torch.nn.Module))
+    changed: dict[Node, Node] = {}
+    done = []
+    for match in matches:
+        if replacement_callback is not None:
+            plan = _Plan(replacement_callback(match, gm.graph, pattern_graph), matcher)
+        added = _replace(gm.graph, match, matcher, plan, changed)
+        if added is not None:
+            done.append(ReplacedPatterns(match.anchors[0], match.nodes_map, added))
+    gm.recompile()
+    return done
+
+
+def _graph_of(program: Any) -> tuple[Graph, torch.nn.Module | None]:
+    """Return a program's Graph, and the module that holds the state it uses."""
+    if isinstance(program, Graph):
+        return program, program.owning_module
+    traced = program if isinstance(program, GraphModule) else symbolic_trace(program)
+    return traced.graph, traced
+
+
+def _check_reached(matcher: SubgraphMatcher) -> None:
+    """Refuse a pattern of which a part does not lead to what it returns."""
+    reached = {*matcher.pattern_anchors}
+    level = [*matcher.pattern_anchors]
+    for node in level:
+        level += [n for n in node.all_input_nodes if n not in reached and not reached.add(n)]
+    operations = [n for n in matcher.pattern.nodes if n.op != "output"]
+    unused = next((n for n in operations if n not in reached), None)
+    if unused is not None and matcher.pattern_anchors:
+        what = "takes" if unused.op == "placeholder" else "computes"
+        raise RewriteError(
+            f"the pattern {what} {unused.name} and does not use it for what it returns",
+            node=unused, hint="a match could not say what it stands for: leave it out",
+        )  # fmt: skip
+    if all(n.op == "placeholder" for n in operations):
+        raise RewriteError("the pattern computes nothing: it would match every value")
+
+
+class _Plan:
+    """A replacement graph, read once: its parameters, operations, results and paths of state."""
+
+    def __init__(self, graph: Graph, matcher: SubgraphMatcher) -> None:
+        nodes = list(graph.nodes)
+        self.parameters = [n for n in nodes if n.op == "placeholder"]
+        self.operations = [n for n in nodes if n.op not in _EDGES]
+        wanted = matcher.pattern_placeholder_nodes
+        if len(self.parameters) != len(wanted):
+            raise RewriteError(
+                f"the replacement has {len(self.parameters)} parameters, the pattern {len(wanted)}",
+                where=call_site(),
+                expected="the same parameters in the same order, used or not",
+            )
+        self.results = _results(graph, matcher)
+        self.paths: dict[str, str] = {}
+
+    def adopt_state(self, gm: GraphModule, module: torch.nn.Module, keep_names: bool) -> None:
+        """Copy the state that the operations use from `module` into `gm`.
+
+        A path that `gm` has already keeps meaning what it means there, as in torch.fx; the
+        constants of a trace get a name of their own.
+        """
+        for node in self.operations:
+            if node.op not in ("get_attr", "call_module") or node.target in self.paths:
+                continue
+            path = new = node.target
+            if not keep_names or re.fullmatch(r"_tensor_constant\d+", path):
+                stem, number = path.rpartition(".")[2].rstrip("0123456789"), 0
+                while _find(gm, new) is not None:
+                    new, number = f"{stem}{number}", number + 1
+            elif _find(gm, path) is not None:
+                continue
+            value = _find(module, path)
+            if value is None:
+                raise RewriteError(
+                    f"the replacement uses {path!r}, which neither it nor the edited module has",
+                    node=node, hint="pass the replacement as a GraphModule that holds it",
+                )  # fmt: skip
+            owner, _, name = new.rpartition(".")
+            value = copy.deepcopy(value)
+            if isinstance(value, torch.nn.Module):
+                gm.add_submodule(new, value)
+            else:
+                if owner and _find(gm, owner) is None:
+                    gm.add_submodule(owner, torch.nn.Module())
+                home = gm.get_submodule(owner)
+                buffer = isinstance(value, torch.Tensor) and not isinstance(
+                    value, torch.nn.Parameter
+                )
+                home.register_buffer(name, value) if buffer else setattr(home, name, value)
+            self.paths[path] = new
+
+
+def _find(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def _replace(
+    graph: Graph,
+    match: InternalMatch,
+    matcher: SubgraphMatcher,
+    plan: _Plan,
+    changed: dict[Node, Node],
+) -> list[Node] | None:
+    """Put a copy of the replacement in the place of one match; return its Nodes.
+
+    `changed` tells what became of Nodes that earlier matches took out. None is returned, and
+    nothing done, when earlier replacements made this match depend on its own results.
+    """
+    nodes = match.nodes_map
+    if changed:
+        for pn in matcher.pattern_placeholder_nodes:
+            nodes[pn] = map_arg(nodes[pn], lambda n: _latest(n, changed))
+        match.placeholder_nodes[:] = [nodes[pn] for pn in matcher.pattern_placeholder_nodes]
+    body = {gn: pn for pn, gn in nodes.items() if pn.op not in _EDGES}
+    last, late = next(iter(body)), []
+    if len(matcher.pattern_returning_nodes) > 1:
+        last = max(body)
+        returned = [gn for gn in match.returning_nodes if gn in body]
+        found = _late_readers(body, returned, last, lambda n: n)
+        if found is None:
+            return None
+        late = found
+    copies: dict[Node, Any] = dict(zip(plan.parameters, match.placeholder_nodes, strict=True))
+    matched, stack = list(body), last.meta.get("nn_module_stack")
+    added: list[Node] = []
+    with graph.inserting_before(last):
+        for node in plan.operations:
+            args, kwargs = (map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
+            state = node.op in ("get_attr", "call_module")
+            target = plan.paths.get(node.target, node.target) if state else node.target
+            new = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
+            copies[node] = new
+            new.meta = {**node.meta, **new.meta}
+            if stack is not None and not new.meta.get("nn_module_stack"):
+                new.meta["nn_module_stack"] = stack
+            if added:
+                new.meta["from"] = added[0].meta["from"]
+            else:
+                new.meta.pop("from", None)
+                add_ancestors(new, matched)
+            added.append(new)
+    mine = set(added)
+    for old, result in zip(match.returning_nodes, plan.results, strict=True):
+        new = copies[result]
+        if not isinstance(new, Node):
+            raise RewriteError(f"the replacement returns the constant {new!r}", node=old)
+        if new is not old:  # a parameter that the pattern returns changes for later readers only
+            free = old in body
+            old.replace_all_uses_with(
+                new, lambda u, free=free: u not in mine and (free or u > last)
+            )
+            changed[old] = new
+    for node in reversed(late):
+        last.append(node)
+    for pn in reversed(matcher.pattern.nodes):
+        if pn.op not in _EDGES:
+            graph.erase_node(nodes[pn])
+    return added
+
+
+def _latest(node: Node, changed: dict[Node, Node]) -> Node:
+    """Return what stands for a Node now."""
+    while node in changed:
+        node = changed[node]
+    return node
+
+
+def _results(replacement: Graph, matcher: SubgraphMatcher) -> list[Any]:
+    """Return what the replacement returns for each Node that the pattern returns."""
+
+    def leaves(graph: Graph) -> list[Any]:
+        found: list[Any] = []
+        map_aggregate(graph.output_node().args, lambda leaf: found.append(leaf))
+        return found
+
+    ours, theirs = leaves(replacement), leaves(matcher.pattern)
+    nodes = matcher.pattern_returning_nodes
+    if len(ours) == len(theirs):
+        pairs: dict[Any, Any] = {}
+        for old, new in zip(theirs, ours, strict=True):
+            if isinstance(old, Node):
+                pairs.setdefault(old, new)
+        ours = [pairs[node] for node in nodes]
+    constant = next((leaf for leaf in ours if not isinstance(leaf, Node)), None)
+    if len(ours) != len(nodes) or constant is not None:
+        what = f"the constant {constant!r}" if constant is not None else f"{len(ours)} results"
+        raise RewriteError(
+            f"the replacement returns {what}, the pattern {len(nodes)} results", where=call_site(),
+            expected="one computed result for each of the pattern's, in the same order",
+        )  # fmt: skip
+    return ours
