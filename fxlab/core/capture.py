@@ -68,6 +68,16 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
     return graph
 
 
+def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a module's forward with Proxies; its Nodes come from here and from the call's line."""
+    outer = tracer._outer
+    tracer._outer = call_site(4, True, outer)
+    try:
+        return patches._call(module, *args, **kwargs)
+    finally:
+        tracer._outer = outer
+
+
 def _refuse_wrappers(root: Any) -> None:
     inner = ".module" if isinstance(
         root, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -91,7 +101,7 @@ def _reset(tracer: Tracer) -> None:
     tracer._examples = tracer._fake_mode = None
     tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
-    tracer._stop_code = capture.__code__
+    tracer._outer, tracer._inline = (), inline
     tracer._tracing = True
 
 
@@ -292,62 +302,55 @@ def _note_examples(tracer: Tracer, example_inputs: Any) -> None:
 @contextlib.contextmanager
 def _state_kept(tracer: Tracer) -> Iterator[None]:
     """Put back what the traced program changed on the model, and say so."""
-    before = [
-        (m, path, {k: (v, _copy(v)) for k, v in m.__dict__.items()})
-        for m, path in tracer._paths().items()
-    ]
+    before = []
+    for m, path in tracer._paths().items():
+        now = m.__dict__
+        deep = [] if tracer.is_leaf_type(type(m)) else [
+            (v, v.copy()) for v in now.values() if type(v) in _CONTAINERS]  # fmt: skip
+        before.append((m, path, now.copy(), deep))
     grad = torch.is_grad_enabled()
     try:
         yield
     finally:
-        _restore(tracer, before)
+        for m, path, fields, deep in before:
+            if not _equal(m.__dict__, fields) or not all(_equal(v, c) for v, c in deep):
+                _restore(tracer, m, path, fields, deep)
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
             tracer.warn("grad", "the program switched gradients on or off for good; the graph "
                                 "does not: use `with torch.no_grad():`")  # fmt: skip
 
 
-def _copy(value: Any) -> Any:
-    return value.copy() if type(value) in _CONTAINERS else None
-
-
 _CONTAINERS = frozenset((dict, list, set))
 
 
-def _restore(tracer: Tracer, before: list[Any]) -> None:
-    for module, path, fields in before:
-        now = module.__dict__
-        changed = [k for k in now if k not in fields]
-        for name in changed:
-            del now[name]
-        for name, (value, copy) in fields.items():
-            if now.get(name, _EMPTY) is not value:
-                changed.append(name)
-                now[name] = value
-            if copy is not None and not _same(value, copy):
-                changed.append(name)
-                value.clear()
-                value.extend(copy) if type(value) is list else value.update(copy)
-        if changed:
-            where = f"{path}." if path else ""
-            tracer.warn("state", f"the program writes to {where}{', '.join(changed)} of the model; "
-                                 "the model was put back, and the graph does not do it",
-                        _place_of(module))  # fmt: skip
+def _equal(a: Any, b: Any) -> bool:
+    """Compare containers; their parts are the same objects unless something was changed."""
+    try:
+        return bool(a == b)
+    except Exception:  # a tensor in the place of another one has no plain answer
+        return False
+
+
+def _restore(tracer: Tracer, module: Any, path: str, fields: Any, deep: Any) -> None:
+    now = module.__dict__
+    changed = [k for k in (*now, *fields) if now.get(k, _EMPTY) is not fields.get(k, _EMPTY)]
+    now.clear()
+    now.update(fields)
+    for value, copy in deep:
+        if not _equal(value, copy):
+            changed += [k for k, v in fields.items() if v is value]
+            value.clear()
+            value.extend(copy) if type(value) is list else value.update(copy)
+    names = ", ".join(f"{path}.{k}" if path else k for k in dict.fromkeys(changed))
+    tracer.warn("state", f"the program writes to {names} of the model; the model was put back, and "
+                         "the graph does not do it", _place_of(module))  # fmt: skip
 
 
 def _place_of(module: Any) -> Any:
     """Return the frame at which a module's forward begins."""
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
     return (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Compare containers by the identity of their parts."""
-    if len(a) != len(b):
-        return False
-    if type(a) is dict:
-        return all(k in b and v is b[k] for k, v in a.items())
-    return a == b if type(a) is set else all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _drop_empty_regions(graph: Graph) -> None:

@@ -24,7 +24,8 @@ _EXPLORER = str(Path(__file__).parent.parent / "explorer")
 _TORCH = str(Path(torch.__file__).parent)
 _SEP = str(Path("a/b"))[1]
 
-_OUTSIDE, _INSIDE, _TORCHS, _GENERATED = 0, 1, 2, 3
+_OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = 0, 1, 2, 3, 4
+_CAPTURE = str(Path(__file__).parent / "capture.py")
 _kinds: dict[str, int] = {}
 
 generated_code: dict[str, Callable[[int], Any]] = {}
@@ -36,6 +37,8 @@ def _kind_of_file(name: str) -> int:
     if name in generated_code:
         return _GENERATED
     folder = name.rpartition(_SEP)[0]
+    if name == _CAPTURE:
+        return _BORDER
     if folder in (_CORE, _EXPLORER) or name.startswith(("<frozen ", "<eval_with_key>")):
         return _INSIDE
     if folder == _TORCH + _SEP + "fx":
@@ -51,14 +54,17 @@ def is_users(file: str) -> bool:
     return kind == 0
 
 
-def call_site(limit: int = 4, skip_torch: bool = False, stop: Any = None) -> tuple[Frame, ...]:
+def call_site(
+    limit: int = 4, skip_torch: bool = False, outer: tuple[Frame, ...] | None = None
+) -> tuple[Frame, ...]:
     """Return the frames of the user's code that led here, innermost first.
 
     Args:
         limit: how many frames at most.
         skip_torch: leave out all of torch, not only torch.fx's own graph files. Generated code is
             replaced by the source of the node whose line is running.
-        stop: a code object at which to stop looking (the tracer's own entry).
+        outer: inside a trace, the frames that called the module being traced: looking stops at
+            the tracer's own entry (`capture.py`) and these follow.
 
     Returns:
         Tuples (file, line, function). Empty when the call came from no file of a user's.
@@ -66,10 +72,10 @@ def call_site(limit: int = 4, skip_torch: bool = False, stop: Any = None) -> tup
     frame = sys._getframe(1)
     frames: list[Frame] = []
     kinds = _kinds
+    if outer is not None and frame.f_code.co_filename == _CAPTURE:
+        frame = frame.f_back
     while frame is not None:
         code = frame.f_code
-        if code is stop:
-            break
         file = code.co_filename
         kind = kinds.get(file)
         if kind is None:
@@ -77,6 +83,10 @@ def call_site(limit: int = 4, skip_torch: bool = False, stop: Any = None) -> tup
         if kind == 0 or (kind == 2 and not skip_torch):
             frames.append((file, frame.f_lineno, code.co_name))
             if len(frames) == limit or code.co_name == "<module>":
+                break
+        elif kind == 4:
+            if outer is not None:
+                frames += outer
                 break
         elif kind == 3:
             node = generated_node(file, frame.f_lineno)

@@ -88,6 +88,8 @@ class _Namespace:
         """Return a free name like `candidate`; the same again for the same `obj`."""
         if obj is not None and obj in self._obj_to_name:
             return self._obj_to_name[obj]
+        if "." in candidate:
+            candidate = candidate.replace(".", "_")
         if not (candidate.isidentifier() and candidate.isascii()):
             candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
             if candidate[0].isdigit():

@@ -13,6 +13,7 @@ import functools
 import operator
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,8 +31,10 @@ _local = threading.local()
 _lock = threading.RLock()
 _undo: list[Callable[[], None]] = []
 _depth = 0
-_call = Module.__call__
-_getattr = Module.__getattr__
+_call_code = Module.__call__.__code__
+_getattr_code = Module.__getattr__.__code__
+_call = types.FunctionType(_call_code, Module.__call__.__globals__, "__call__")
+_getattr = types.FunctionType(_getattr_code, Module.__getattr__.__globals__, "__getattr__")
 _getitem = torch.Tensor.__getitem__
 _NOT_THERE = object()
 
@@ -113,6 +116,30 @@ def _set(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
+def _set_code(function: Any, code: types.CodeType) -> None:
+    """Swap a function's code: unlike a new class attribute it invalidates no type's caches."""
+    old = function.__code__
+    _undo.append(lambda: setattr(function, "__code__", old))
+    function.__code__ = code
+
+
+@functools.cache
+def _hand_over(handler: Callable[..., Any], like: types.CodeType) -> types.CodeType:
+    """Return code with the signature of `like` that calls `handler`."""
+
+    def one(self, name):  # noqa: ANN001, ANN202 - only its code is used
+        h = "<handler>"
+        return h(self, name)
+
+    def many(self, *args, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN202
+        h = "<handler>"
+        return h(self, *args, **kwargs)
+
+    code = (many if like.co_flags & 4 else one).__code__
+    consts = tuple(handler if c == "<handler>" else c for c in code.co_consts)
+    return code.replace(co_consts=consts, co_name=like.co_name)
+
+
 def _set_item(table: dict[str, Any], name: str, value: Any) -> None:
     old = table.get(name, _NOT_THERE)
     _undo.append(
@@ -125,8 +152,8 @@ def _install() -> None:
     flag = torch_trace._is_fx_tracing_flag
     _undo.append(lambda: setattr(torch_trace, "_is_fx_tracing_flag", flag))
     torch_trace._is_fx_tracing_flag = True
-    _set(Module, "__call__", _patched_call)
-    _set(Module, "__getattr__", _patched_getattr)
+    _set_code(Module.__call__, _hand_over(_patched_call, _call_code))
+    _set_code(Module.__getattr__, _hand_over(_patched_getattr, _getattr_code))
     _set(Module, "training", _training)
     _set(torch.Tensor, "__getitem__", _patched_getitem)
     for name in _FACTORIES:
@@ -179,6 +206,7 @@ def recorder(function: Callable[..., Any], always: bool = False) -> Callable[...
     return _recorder(function, always)
 
 
+@functools.cache
 def _method_recorder(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -230,10 +258,6 @@ def _patched_getitem(tensor: torch.Tensor, index: Any) -> Any:
     return _getitem(tensor, index)
 
 
-_patched_call.__wrapped__ = _call  # type: ignore[attr-defined]
-_patched_getattr.__wrapped__ = _getattr  # type: ignore[attr-defined]
-
-
 class TrainingFlag(int):
     """`module.training` while tracing: true or false in a branch, a get_attr as an argument."""
 
@@ -255,6 +279,7 @@ def _set_training(mod: Module, value: Any) -> None:
 _training = property(_get_training, _set_training, lambda mod: mod.__dict__.pop("training"))
 
 
+@functools.cache
 def _factory(original: Callable[..., Any], random: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
@@ -272,6 +297,7 @@ def _factory(original: Callable[..., Any], random: bool) -> Callable[..., Any]:
     return factory
 
 
+@functools.cache
 def _region_enter(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def enter(region: Any) -> Any:
@@ -288,6 +314,7 @@ def _region_enter(original: Callable[..., Any]) -> Callable[..., Any]:
     return enter
 
 
+@functools.cache
 def _region_exit(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def leave(region: Any, *exc: Any) -> Any:

@@ -271,7 +271,7 @@ def _refuse(proxy: Proxy, kind: type[TraceError], what: str) -> Any:
     text = f"Proxy({node.name})"
     error = kind(
         _WHAT[what].format(p=text) + ", but symbolically traced values have none",
-        node=node, where=call_site(skip_torch=True, stop=tracer._stop_code),
+        node=node, where=tracer._where(),
         hint=_ways_out(node, tracer, what),
     )  # fmt: skip
     tracer._raised.append(error)

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from types import CodeType
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ class TracerBase:
     module_stack: dict[str, tuple[str, Any]]
     node_name_to_scope: dict[str, tuple[str, Any]]
     _tracing = False
-    _stop_code: CodeType | None = None
+    _outer: tuple[Frame, ...] = ()
     _examples: dict[str, Any] | None = None
 
     def __init__(self) -> None:
@@ -103,6 +102,10 @@ class TracerBase:
         self._raised: list[TraceError] = []
         self._regions: list[tuple[Any, Node]] = []
         self._known: dict[Node, tuple[Any, str]] = {}
+
+    def _where(self) -> tuple[Frame, ...]:
+        """Return the user's frames that led here, up to the beginning of the trace."""
+        return call_site(4, True, self._outer)
 
     def create_node(
         self,
@@ -119,7 +122,7 @@ class TracerBase:
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         if self._tracing:
             meta = node.meta
-            meta["source"] = call_site(4, True, self._stop_code)
+            meta["source"] = call_site(4, True, self._outer)
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
             scope = self.scope
@@ -205,7 +208,7 @@ class TracerBase:
             return a
         raise TraceNotImplementedError(
             f"a {kind.__module__}.{kind.__qualname__} that holds traced values cannot stand in a "
-            "graph", where=call_site(skip_torch=True, stop=self._stop_code),
+            "graph", where=self._where(),
             expected="numbers, text, tensors, tuples, lists, dicts, slices, dataclasses",
             hint="return its parts as a tuple or dict, or give the class a method "
             "__fx_create_arg__(self, tracer)",
@@ -217,7 +220,7 @@ class TracerBase:
                 raise TraceNotImplementedError(
                     f"the traced value {key} is a key of a dict: keys must be known",
                     node=patches.find_proxy(key).node,  # type: ignore[union-attr]
-                    where=call_site(skip_torch=True, stop=self._stop_code),
+                    where=self._where(),
                 )
         return {key: self.create_arg(value) for key, value in a.items()}
 
@@ -333,14 +336,16 @@ class Tracer(TracerBase):
             m: the module.
             module_qualified_name: its dotted path from the root.
         """
-        kind = type(m)
+        return self.is_leaf_type(type(m))
+
+    @staticmethod
+    def is_leaf_type(kind: type) -> bool:
+        """Say whether a class is one of torch.nn's that a trace does not look into by default."""
         leaf = _leaf_types.get(kind)
         if leaf is None:
-            name = m.__module__
-            leaf = name.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(
-                m, torch.nn.Sequential
-            )
-            _leaf_types[kind] = leaf
+            leaf = _leaf_types[kind] = kind.__module__.startswith(
+                ("torch.nn", "torch.ao.nn")
+            ) and not issubclass(kind, torch.nn.Sequential)
         return leaf
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
@@ -353,8 +358,7 @@ class Tracer(TracerBase):
         if path is None:
             raise TraceNameError(
                 f"a {type(mod).__name__} was called that is no sub-module of "
-                f"{type(self.root).__name__}", where=call_site(skip_torch=True,
-                                                               stop=self._stop_code),
+                f"{type(self.root).__name__}", where=self._where(),
                 hint="assign it to an attribute of the model in __init__ (a plain Python list or "
                 "dict hides modules: use ModuleList, ModuleDict)",
                 wrong="self.layers = [Linear(2, 2)]",
@@ -429,15 +433,19 @@ class Tracer(TracerBase):
         user's model.
         """
         kind = type(a)
-        if kind is Proxy or kind in _PLAIN or kind is tuple:
-            return super().create_arg(a)
+        if kind is Proxy:
+            return a.__dict__["node"]
+        if kind is tuple:
+            return tuple([self.create_arg(e) for e in a])
+        if kind in _PLAIN:
+            return super().create_arg(a) if kind is str else a
         if isinstance(a, _CONSTANTS):
             path = self._tensor_paths().get(id(a)) or self._attribute_paths().get(id(a))
             if path is None:
                 if isinstance(a, torch.nn.Parameter):
                     raise TraceNameError(
                         "a parameter was used that is not a member of the traced module",
-                        where=call_site(skip_torch=True, stop=self._stop_code),
+                        where=self._where(),
                         hint="assign it to an attribute of the model",
                     )  # fmt: skip
                 path = self._keep_constant(a)
@@ -508,9 +516,10 @@ class Tracer(TracerBase):
 
     def _called(self, mod: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Called instead of every module call of the tracing thread."""
-        forward = getattr(mod, "forward", None)
-        self._search_globals(getattr(forward, "__globals__", None))
-        return self.call_module(mod, functools.partial(patches._call, mod), args, kwargs)
+        table = getattr(type(mod).forward, "__globals__", None)
+        if id(table) not in self._searched:
+            self._search_globals(table)
+        return self.call_module(mod, functools.partial(self._inline, self, mod), args, kwargs)
 
     def _search_globals(self, table: dict[str, Any] | None) -> None:
         if table is not None and id(table) not in self._searched:
@@ -581,7 +590,7 @@ class Tracer(TracerBase):
     def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
         """Note a TraceWarning for the user's line that runs now; emitted when the trace is done."""
         if place is None:
-            where = call_site(1, True, self._stop_code)
+            where = self._where()
             place = where[0] if where else ("<unknown>", 0, "?")
         self._warnings.setdefault((kind, *place[:2]), (message, place))
 
@@ -617,6 +626,7 @@ class Tracer(TracerBase):
         return new
 
     _own_getattr = False
+    _inline: Any = None
     _fake_mode: Any = None
     _searched: set[int]
     _parameter_proxies: dict[str, Proxy]
