@@ -284,6 +284,8 @@ class _Builder:
         sizes = {row: size for row, text in shapes.items() if (size := shape_bytes(text))}
         if sizes:
             columns.setdefault("bytes", dict(sizes))
+        if sizes and "live_bytes" not in columns:
+            columns["live_bytes"] = self.live_bytes(sizes)
         for step in self.timeline.steps:
             after = step.edit.after or {}
             if step.edit.kind == "value" and step.edit.row is not None:
@@ -302,6 +304,25 @@ class _Builder:
             for metric, values in columns.items()
             if values
         ]
+
+    def live_bytes(self, sizes: dict[int, int]) -> dict[int, float]:
+        """Bytes alive at each row, as the programs end; erased rows as the programs began."""
+        out: dict[int, float] = {}
+        for program in self.programs:
+            last = self.replays[program.id]
+            for states in (program.first, {row: last.states[row] for row in last.order()}):
+                end = {row: row for row in states}
+                for row, state in states.items():
+                    end.update(dict.fromkeys(rows_in_state(state), row))
+                freed: dict[int, int] = {}
+                total = 0
+                for row in states:
+                    size = sizes.get(row, 0)
+                    freed[end[row]] = freed.get(end[row], 0) + size
+                    total += size
+                    out[row] = total
+                    total -= freed.get(row, 0)
+        return out
 
     def span(self, span: PassSpan) -> dict[str, Any]:
         same = span.same_output

@@ -1,39 +1,40 @@
 // The explorer's front end: one program's history, drawn beside its code. No dependency, no request, and every text of
-// a model is set as text. Data comes from view.py (its docstring has the format); lanes.py has the layout in Python.
+// a model is set as text. view.py makes the data and describes it; lanes.py and drawing.py do the same in Python.
 
 const OPS = { P: "placeholder", G: "get_attr", F: "call_function", ".": "call_method", M: "call_module", O: "output" };
+const WORDS = { "+": "created", "-": "erased", "~": "changed" }, KIND = { "+": "plus", "-": "minus", "~": "tilde" };
 const LANE = 18, LANES = 14, FLAT = 300, OPENED = 100;
 const KEYS = [
-  ["Left, Right", "one step back, on"], ["Shift+Left, Right or PageUp, PageDown", "pass back, on"],
+  ["Left, Right", "one step back, on"], ["Shift+Left, Right or PageUp, PageDown", "one pass back, on"],
   ["Home, End", "first, last step"], ["N, Shift+N", "next, previous change (of the selected row, if any)"],
-  ["Up, Down", "along the rows"], ["I, U", "to an input, to a user (reader)"], ["Enter", "fold, unfold"],
-  ["C", "close the gaps"], ["/", "search: name, target, opcode, shape, file:line, or a step's code"],
-  ["P", "predict the next edit"], ["W", "wall: fill the window"], ["?", "this help"], ["Escape, Tab", "leave"],
+  ["Up, Down", "along the rows"], ["I, U", "to an input, to a user"], ["Enter", "fold, unfold"],
+    ["C", "close the gaps"],
+  ["/", "search: name, target, opcode, shape, file:line, or the code of a step"], ["P", "predict the next edit"],
+  ["W", "wall: fill the window"], ["?", "these keys"], ["Escape, Tab", "leave"],
 ];
 
-function add(element, ...kids) {
-  for (const kid of kids.flat(4)) if (kid !== null && kid !== undefined && kid !== "") element.append(kid);
+// h("div.name", {attribute: value}, kids...): text goes in as text.
+const attrs = (element, values) => {
+  for (const [key, value] of Object.entries(values))
+    if (value === null || value === undefined || value === false) element.removeAttribute(key);
+    else element.setAttribute(key, value === true ? "" : value);
   return element;
-}
-const h = (tag, name, ...kids) => {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
+};
+const add = (element, ...kids) => {
+  for (const kid of kids.flat(4))
+    if (typeof kid === "string" || kid instanceof Node) element.append(kid);
+    else if (kid) attrs(element, kid);
+  return element;
+};
+const h = (spec, ...kids) => {
+  const [tag, ...names] = spec.split("."), element = document.createElement(tag);
+  element.className = names.join(" ");
   return add(element, kids);
 };
-const attrs = (element, values) => {
-  for (const [key, value] of Object.entries(values)) {
-    if (value === null || value === undefined || value === false) element.removeAttribute(key);
-    else if (element.getAttribute(key) !== String(value)) element.setAttribute(key, value);
-  }
-  return element;
-};
-const svg = (tag, values, ...kids) =>
-  add(attrs(document.createElementNS("http://www.w3.org/2000/svg", tag), values), kids);
+const svg = (tag, ...kids) => add(document.createElementNS("http://www.w3.org/2000/svg", tag), kids);
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const button = (name, text, label, run) => {
-  const element = attrs(h("button", name, text), {
-    type: "button", "aria-label": label, title: label, "data-lm-suppress-shortcuts": "true",
-  });
+  const element = h(`button.${name}`, { type: "button", "aria-label": label, title: label }, text);
   element.addEventListener("click", run);
   return element;
 };
@@ -45,38 +46,42 @@ const short = (n) => {
 const elide = (text, room) => {
   if (text.length <= room) return text;
   const tail = Math.max(0, Math.floor((room - 1) * 0.4));
-  return text.slice(0, Math.max(1, room - 1 - tail)) + "\u2026" + (tail ? text.slice(-tail) : "");
+  return text.slice(0, Math.max(1, room - 1 - tail)) + "…" + (tail ? text.slice(-tail) : "");
 };
+const hash = (text) => {
+  let value = 2166136261;
+  for (let k = 0; k < text.length; k++) value = Math.imul(value ^ text.charCodeAt(k), 16777619);
+  return String(value >>> 0);
+};
+const isGroup = (kid) => typeof kid === "object";
+const key = (place) => `${place[3]}:${place[1]}`;
 
-// Pack the values of a frame into lanes: the same sweep as lanes.py. A null input list holds a place only.
+// Pack the values of a frame into lanes: the same sweep as lanes.py. A null input list only holds a place.
 export function layout(inputs, leaf, limit = LANES) {
-  const count = inputs.length, end = inputs.map((_, row) => row), back = [];
+  const end = inputs.map((_, row) => row), back = [];
   inputs.forEach((read, row) => {
     for (const producer of read || []) if (producer < row) end[producer] = row; else back.push([row, producer]);
   });
   const pack = (chosen, first) => {
-    const lane = new Array(count).fill(-1), free = [];
+    const lane = inputs.map(() => -1), free = [];
     let width = first, unread = -1;
     const release = (value) => {
       let at = free.length;
       while (at > 0 && free[at - 1] < value) at--;
       free.splice(at, 0, value);
     };
-    for (let row = 0; row < count; row++) {
-      if (unread >= 0) { release(unread); unread = -1; }
-      if (!inputs[row]) continue;
-      const ending = [];
-      for (const p of inputs[row])
-        if (p < row && end[p] === row && lane[p] >= 0 && !ending.includes(lane[p])) ending.push(lane[p]);
+    inputs.forEach((read, row) => {
+      if (unread >= 0) release(unread);
+      unread = -1;
+      if (!read) return;
+      const ending = new Set(read.filter((p) => p < row && end[p] === row && lane[p] >= 0).map((p) => lane[p]));
       if (!chosen || chosen[row]) {
-        let mine;
-        if (ending.length) { mine = Math.min(...ending); ending.splice(ending.indexOf(mine), 1); }
-        else mine = free.length ? free.pop() : width++;
-        lane[row] = mine;
-        if (end[row] === row) unread = mine;
+        lane[row] = ending.size ? Math.min(...ending) : free.length ? free.pop() : width++;
+        ending.delete(lane[row]);
+        if (end[row] === row) unread = lane[row];
       }
       ending.forEach(release);
-    }
+    });
     return [lane, width];
   };
   let [lane, width] = pack(null, 0);
@@ -93,38 +98,38 @@ export class Story {
   constructor(data) {
     const place = (k) => data.places[k];
     this.data = data;
-    this.steps = [null, ...data.steps.map((step) => ({ ...step, w: step.w.map(place) }))];
+    this.steps = [null, ...data.steps.map((step) => ({ m: [], ...step, w: step.w.map(place) }))];
     this.last = data.steps.length;
     this.rows = new Map();
     this.order = data.programs.map(() => []);
     this.results = new Map();
     this.trees = new Map();
     for (const [id, letter, name, line, target, ins, shape, path, source, from] of data.rows)
-      this.rows.set(id, { id, path, source: source.map(place), from: from || [],
+      this.rows.set(id, { id, path, source: source.map(place), from,
         past: [{ since: 0, letter, name, line, target, ins, shape }] });
-    data.steps.forEach((step, index) => {
+    data.steps.forEach((step, k) => {
       for (const [id, change] of step.ch || []) {
-        const past = this.rows.get(id).past;
-        past.push({ ...past[past.length - 1], ...change, since: index + 1 });
+        const { past } = this.rows.get(id);
+        past.push({ ...past[past.length - 1], ...change, since: k + 1 });
       }
     });
   }
 
-  // A line comes as pieces: text, and the numbers of rows where their names stand.
-  text(parts, step) {
-    return parts.map((part) => (typeof part === "number" ? this.at(part, step).name : part)).join("");
-  }
-
   at(id, step) {
-    const past = this.rows.get(id).past;
+    const { past } = this.rows.get(id);
     let k = past.length - 1;
     while (k > 0 && past[k].since > step) k--;
     return past[k];
   }
 
+  // A line comes as pieces: text, and the numbers of rows where their names stand.
+  line(id, step) {
+    return this.at(id, step).line.map((part) => (typeof part === "number" ? this.at(part, step).name : part)).join("");
+  }
+
   pass(step) { return step ? this.steps[step].s : this.last ? this.steps[1].s : 0; }
 
-  span(s) { return this.data.passes[s] || { name: "start", first: 1, last: 0 }; }
+  span(s) { return this.data.passes[s] || { first: 1, last: 0 }; }
 
   // The slots of one pass: every row that lives in it at any time, in an order that no step of the pass changes.
   slots(s, p) {
@@ -132,48 +137,43 @@ export class Story {
     while (done.length <= s) {
       const before = done.length ? done[done.length - 1].filter((slot) => slot.died === Infinity).map((x) => x.id)
         : this.data.programs[p].rows;
-      const head = { next: null }, where = new Map(), { first, last } = this.span(done.length);
-      let tail = head;
+      const head = {}, where = new Map(), { first, last } = this.span(done.length), list = [];
       const insert = (id, after, born) => {
-        const slot = { id, born, died: Infinity, next: after.next };
-        after.next = slot;
-        where.set(id, slot);
-        return slot;
+        after.next = { id, born, died: Infinity, next: after.next };
+        where.set(id, after.next);
+        return after.next;
       };
-      for (const id of before) tail = insert(id, tail, -1);
+      before.reduce((tail, id) => insert(id, tail, -1), head);
       for (let i = first; i <= last; i++) {
         const step = this.steps[i], [kind, id, previous] = step.e || [];
         if (step.p !== p || !kind) continue;
         if (kind !== "c" && where.has(id)) where.get(id).died = i;
         if (kind !== "x") insert(id, where.get(previous) || head, i);
       }
-      const list = [];
       for (let slot = head.next; slot; slot = slot.next) list.push(slot);
       done.push(list);
     }
     return done[s];
   }
 
-  // A pass that returns another program: both programs' rows, paired ones once.
+  // A pass that returns another program: both programs' rows, paired ones once, a part's rows beneath its call.
   result(i) {
     if (this.results.has(i)) return this.results.get(i);
-    const step = this.steps[i], list = [], parts = new Map(step.parts);
+    const step = this.steps[i], list = [], parts = new Map(step.parts), pair = new Map(step.pairs);
     const live = (p) => this.slots(step.s, p).filter((x) => x.born <= i && x.died > i).map((x) => x.id);
-    const pair = new Map(step.pairs), gone = new Set(live(step.was));
-    for (const id of live(step.p)) gone.delete(pair.get(id));
-    const left = live(step.was), at = new Map(left.map((id, k) => [id, k]));
+    const fresh = live(step.p).flatMap((id) => [[id], ...(parts.has(id) ? live(parts.get(id)) : []).map((x) =>
+      [x, true])]);
+    const old = live(step.was), at = new Map(old.map((id, k) => [id, k])),
+      kept = new Set(fresh.map(([id]) => pair.get(id)));
     let k = 0;
-    for (const id of live(step.p)) {
-      const until = pair.has(id) ? at.get(pair.get(id)) : -1;
-      for (; k < until; k++) if (gone.has(left[k])) list.push({ id: left[k], born: -1, died: i });
-      list.push({ id, born: pair.has(id) ? -1 : i, died: Infinity });
-      if (parts.has(id))
-        for (const inner of live(parts.get(id))) {
-          list.push({ id: inner, born: -1, died: Infinity, inner: true });
-          gone.delete(pair.get(inner));
-        }
+    const ghosts = (until) => {
+      for (; k < until; k++) if (!kept.has(old[k])) list.push({ id: old[k], born: -1, died: i });
+    };
+    for (const [id, inner] of fresh) {
+      ghosts(at.get(pair.get(id)) || 0);
+      list.push({ id, born: pair.has(id) || inner ? -1 : i, died: Infinity, inner });
     }
-    for (; k < left.length; k++) if (gone.has(left[k])) list.push({ id: left[k], born: -1, died: i });
+    ghosts(old.length);
     this.results.set(i, list);
     return list;
   }
@@ -182,91 +182,79 @@ export class Story {
   frame(i) {
     const step = this.steps[i], s = this.pass(i), p = step ? step.p : 0, touched = new Map();
     const isResult = step && step.k === "result", list = isResult ? this.result(i) : this.slots(s, p);
-    for (let j = this.span(s).first; j <= i; j++) for (const id of this.steps[j].m || []) touched.set(id, j);
-    const slots = list.map((slot) => {
-      const st = i < slot.born ? 2 : i >= slot.died ? 1 : 0;
-      let mark = "", strong = false;
-      if (st === 1) { mark = "-"; strong = slot.died === i; }
-      else if (st === 0 && slot.born > 0 && (slot.born === i || touched.get(slot.id) !== i)) {
-        mark = "+";
-        strong = slot.born === i;
-      } else if (st === 0 && touched.has(slot.id)) { mark = "~"; strong = touched.get(slot.id) === i; }
-      return { id: slot.id, st, mark, strong, inner: slot.inner };
+    for (let j = this.span(s).first; j <= i; j++) for (const id of this.steps[j].m) touched.set(id, j);
+    const slots = list.map(({ id, born, died, inner }) => {
+      const st = i < born ? 2 : i >= died ? 1 : 0, when = touched.get(id);
+      if (st === 1) return { id, st, inner, mark: "-", strong: died === i };
+      if (st === 0 && born > 0 && (born === i || when !== i)) return { id, st, inner, mark: "+", strong: born === i };
+      return { id, st, inner, mark: st === 0 && when ? "~" : "", strong: st === 0 && when === i };
     });
     return { i, s, p, slots, key: isResult ? `r${i}` : `${s}/${p}` };
   }
 
-  // Modules as groups of neighbouring rows; neighbours of one shape become one repeat.
+  // Modules as groups of neighbouring rows; neighbours of one build become one repeat.
   tree(frame) {
     if (this.trees.has(frame.key)) return this.trees.get(frame.key);
-    const root = { kids: [], key: "", up: null, sign: "" }, open = [root], seen = new Map(), of = new Map();
-    const chain = (path) => { const out = []; for (; path >= 0; path = this.data.paths[path][0]) out.unshift(path); return out; };
+    const { paths } = this.data, root = { kids: [], key: "", path: -1 }, open = [root], seen = new Map(),
+      chains = new Map();
+    const chain = (path) => {
+      if (!chains.has(path)) {
+        const out = [];
+        for (let at = path; at >= 0; at = paths[at][0]) out.unshift(at);
+        chains.set(path, out);
+      }
+      return chains.get(path);
+    };
     frame.slots.forEach((slot, index) => {
-      const path = this.rows.get(slot.id).path, steps = of.get(path) || of.set(path, chain(path)).get(path);
+      const modules = chain(this.rows.get(slot.id).path);
       let d = 0;
-      while (d < steps.length && d + 1 < open.length && open[d + 1].path === steps[d]) d++;
+      while (d < modules.length && d + 1 < open.length && open[d + 1].path === modules[d]) d++;
       open.length = d + 1;
-      for (; d < steps.length; d++) {
-        const n = (seen.get(steps[d]) || 0) + 1;
-        seen.set(steps[d], n);
-        const group = { path: steps[d], kids: [], key: `${steps[d]}#${n}`, up: open[d], size: 0 };
+      for (; d < modules.length; d++) {
+        const path = modules[d], n = (seen.get(path) || 0) + 1, group = { path, kids: [], key: `${path}#${n}`,
+          up: open[d] };
+        seen.set(path, n);
         open[d].kids.push(group);
         open.push(group);
       }
       open[d].kids.push(index);
     });
-    const groups = [], home = new Map(), stack = [root];
-    while (stack.length) {
-      const group = stack.pop();
-      groups.push(group);
-      for (const kid of group.kids) if (typeof kid === "object") stack.push(kid);
-    }
-    for (const group of groups.reverse()) {
-      const kids = [];
-      group.size = 0;
-      let sign = group.path >= 0 ? String(this.data.paths[group.path][2]) : "";
-      for (const kid of group.kids) {
-        const inner = typeof kid === "object";
-        group.size += inner ? kid.size : 1;
-        const one = inner ? kid.sign : this.sign(frame.slots[kid].id);
-        sign = hash(`${sign}|${one}`);
-        if (!inner || kid.size > 1) { kids.push(kid); continue; }
-        for (const only of kid.kids) kids.push(only);
-      }
-      if (kids.length === 1 && typeof kids[0] === "object" && group.up) {
-        group.kids = kids[0].kids;
-        group.path = kids[0].path;
-      } else group.kids = kids;
-      group.sign = sign;
+    const groups = [root];
+    for (const group of groups) groups.push(...group.kids.filter(isGroup));
+    for (const group of [...groups].reverse()) {
+      group.sign = group.path < 0 ? "" : String(paths[group.path][2]);
+      for (const kid of group.kids)
+        group.sign = hash(`${group.sign}|${isGroup(kid) ? kid.sign : this.sign(frame.slots[kid].id)}`);
+      group.size = group.kids.reduce((sum, kid) => sum + (isGroup(kid) ? kid.size : 1), 0);
+      group.kids = group.kids.flatMap((kid) => (isGroup(kid) && kid.size < 2 ? kid.kids : [kid]));
+      const [only] = group.kids;
+      if (group.kids.length === 1 && isGroup(only) && group.up) Object.assign(group,
+        { kids: only.kids, path: only.path });
     }
     for (const group of groups) {
       const kids = [];
-      for (let k = 0; k < group.kids.length;) {
-        const first = group.kids[k];
-        let to = k + 1;
-        if (typeof first === "object")
-          while (to < group.kids.length && group.kids[to].sign === first.sign) to++;
-        if (to - k < 2) kids.push(first);
-        else {
-          const run = group.kids.slice(k, to), size = run.reduce((sum, kid) => sum + kid.size, 0);
-          kids.push({ path: first.path, kids: run, key: `x${first.key}`, up: group, size, times: to - k });
-        }
-        k = to;
+      for (const kid of group.kids) {
+        const run = kids[kids.length - 1];
+        if (isGroup(kid) && isGroup(run) && run.sign === kid.sign) {
+          if (!run.times) kids[kids.length - 1] = { ...run, kids: [run], key: `x${run.key}`, times: 1 };
+          const repeat = kids[kids.length - 1];
+          repeat.kids.push(kid);
+          repeat.size += kid.size;
+          repeat.times++;
+        } else kids.push(kid);
       }
       group.kids = kids;
     }
-    const opened = new Set([""]);
-    const walk = [root];
+    const home = new Map(), opened = new Set([""]), walk = [root];
     let shown = root.kids.length;
-    for (let k = 0; k < walk.length; k++)
-      for (const kid of walk[k].kids) {
-        if (typeof kid === "number") { home.set(kid, walk[k]); continue; }
-        kid.up = walk[k];
+    for (const group of walk)
+      for (const kid of group.kids) {
+        if (!isGroup(kid)) { home.set(kid, group); continue; }
+        kid.up = group;
         walk.push(kid);
-        if (frame.slots.length <= FLAT || (opened.has(walk[k].key) && shown + kid.kids.length <= OPENED)) {
-          opened.add(kid.key);
-          shown += kid.kids.length - 1;
-        }
+        if (frame.slots.length > FLAT && (!opened.has(group.key) || shown + kid.kids.length > OPENED)) continue;
+        opened.add(kid.key);
+        shown += kid.kids.length - 1;
       }
     const tree = { root, home, opened, groups: walk.slice(1) };
     this.trees.set(frame.key, tree);
@@ -275,1007 +263,822 @@ export class Story {
 
   sign(id) {
     const { letter, target } = this.rows.get(id).past[0];
-    return letter + (letter === "M" || letter === "G" ? target.slice(target.lastIndexOf(".") + 1) : target);
+    return letter + ("MG".includes(letter) ? target.slice(target.lastIndexOf(".") + 1) : target);
   }
 
-  // Steps i+1... that belong to one match: until the pass comes back to a line that it has already been at.
+  // The steps after i that belong to one match: until the pass comes back to a line that it has been at.
   match(i) {
-    const out = [], lines = new Set(), s = i < this.last ? this.steps[i + 1].s : -1;
-    for (let j = i + 1; j <= this.last && this.steps[j].s === s; j++) {
-      const frame = (this.steps[j].w || [])[0], line = frame ? `${frame[0]}:${frame[1]}` : "";
-      if (lines.has(line) && out[out.length - 1].line !== line) break;
-      lines.add(line);
-      out.push({ line, step: this.steps[j] });
+    const out = [], lines = new Set();
+    for (let j = i + 1, last = null; j <= this.last && this.steps[j].s === this.steps[i + 1].s; j++) {
+      const [place] = this.steps[j].w, line = place ? key(place) : "";
+      if (lines.has(line) && last !== line) break;
+      lines.add((last = line));
+      out.push(this.steps[j]);
     }
-    return out.map((entry) => entry.step);
+    return out;
   }
-}
-function hash(text) {
-  let value = 2166136261;
-  for (let k = 0; k < text.length; k++) value = Math.imul(value ^ text.charCodeAt(k), 16777619);
-  return String(value >>> 0);
 }
 
 export class Viewer {
   constructor(root, data, host) {
-    Object.assign(this, { root, data, host, story: new Story(data), step: 0, row: null, hover: null, folds: new Map(),
-      gaps: true, kept: new Map(), hits: [], columns: new Set(), query: "", tab: "code", scrolled: true });
+    Object.assign(this, { root, data, host, story: new Story(data), step: 0, row: null, folds: new Map(),
+      columns: new Set(),
+      hits: [], query: "", id: `fxl${Math.random().toString(36).slice(2, 8)}` });
     this.build();
     this.theme();
-    const start = Number(host.get("step"));
     this.wall(!!host.get("wall"));
     this.predict(!!host.get("predict"));
-    this.go(Number.isInteger(start) ? start : 0);
+    this.go(Number(host.get("step")) || 0);
     this.pick(host.get("selection") || "");
     host.on("step", () => this.go(Number(host.get("step")) || 0));
     host.on("selection", () => this.pick(host.get("selection") || ""));
     host.on("wall", () => this.wall(!!host.get("wall")));
     host.on("predict", () => this.predict(!!host.get("predict")));
-    host.on("notes", () => this.show());
+    host.on("notes", () => this.tell());
     host.on("picture", (reply) => this.picture(reply));
     this.sizes = new ResizeObserver(() => this.resize());
     this.sizes.observe(this.grid);
-    this.root.dataset.ready = "true";
+    root.dataset.ready = "true";
   }
 
   build() {
-    const d = this.data, go = (step) => () => this.go(step());
-    this.chips = d.passes.map((pass, s) => {
-      const chip = button("fxl-chip", h("span", ""), `pass ${pass.name}`, () => this.openPass(s));
-      if (pass.quiet) chip.classList.add("quiet");
-      return chip;
-    });
-    this.counts = h("span", "fxl-counts");
-    this.search = attrs(h("input", "fxl-search"), { type: "search", placeholder: "/ search", spellcheck: "false",
-      "aria-label": "search name, target, opcode, shape, file:line, or a step's code",
-      "data-lm-suppress-shortcuts": "true" });
+    const d = this.data, { last } = this.story,
+      say = "search name, target, opcode, shape, file:line, or the code of a step";
+    this.chips = d.passes.map((pass, s) =>
+      button(`f-chip${pass.quiet ? ".quiet" : ""}`, h("span"), `pass ${pass.name}`, () => this.openPass(s)));
+    this.search = h("input.f-search", { type: "search", placeholder: "/ search", spellcheck: "false",
+      "aria-label": say });
     this.search.addEventListener("input", () => this.find(this.search.value, 0));
-    this.found = attrs(h("span", "fxl-found"), { role: "status" });
-    this.predictButton = button("fxl-b", "predict", "predict the next edit (P)", () => this.predict(!this.guessing));
-    this.columnMenu = h("details", "fxl-menu", attrs(h("summary", "fxl-b", "columns"),
-      { "data-lm-suppress-shortcuts": "true" }));
-    const choices = h("div", "fxl-choices");
-    for (const metric of d.metrics) {
-      const box = attrs(h("input"), { type: "checkbox", "data-lm-suppress-shortcuts": "true" });
-      box.checked = !!metric.on;
-      if (metric.on) this.columns.add(metric.id);
-      box.addEventListener("change", () => {
-        this.columns[box.checked ? "add" : "delete"](metric.id);
-        this.show();
-      });
-      choices.append(h("label", "", box, ` ${metric.title}`));
-    }
-    this.columnMenu.append(choices);
-    this.columnMenu.hidden = !d.metrics.length;
-    const tool = h("div", "fxl-tools", this.search, this.found,
-      this.tabButton = button("fxl-b", "picture", "the classic box-and-arrow picture", () => this.picture()),
-      this.columnMenu,
-      button("fxl-b", "fold", "fold all modules", () => this.foldAll(false)),
-      button("fxl-b", "unfold", "unfold all modules", () => this.foldAll(true)), this.predictButton,
-      button("fxl-b", "wall", "wall mode (W)", () => this.wall(!this.isWall)),
-      button("fxl-b", "?", "help (?)", () => this.help()));
-    if (!this.host.ask) this.tabButton.hidden = true;
-    this.top = h("div", "fxl-top", h("strong", "fxl-title", d.title), h("div", "fxl-chips", this.chips), this.counts, tool);
-    this.strip = h("div", "fxl-strip");
-    this.sourceHead = h("div", "fxl-head");
-    this.source = h("div", "fxl-source");
-    this.userHead = h("div", "fxl-head");
-    this.user = h("div", "fxl-source fxl-user");
-    this.live = attrs(h("div", "fxl-sentence"), { "aria-live": "polite" });
-    this.change = h("div", "fxl-change");
-    this.verdicts = h("div", "fxl-verdicts");
-    this.guess = h("div", "fxl-guess");
-    this.note = h("div", "fxl-note");
-    this.detail = h("div", "fxl-detail");
-    this.say = h("div", "fxl-say", this.live, this.change, this.verdicts, this.guess, this.note);
-    this.left = h("div", "fxl-left", this.sourceHead, this.source, this.say, this.detail, this.userHead, this.user);
-    this.canvas = h("div", "fxl-canvas");
-    this.lanes = svg("svg", { class: "fxl-lanes", "aria-hidden": "true" });
-    this.canvas.append(this.lanes);
-    this.grid = attrs(h("div", "fxl-grid", this.canvas), { tabindex: 0, role: "treegrid", "aria-readonly": "true",
-      "aria-label": `${d.title}: nodes beside their code`, "data-lm-suppress-shortcuts": "true" });
-    this.pane = h("div", "fxl-picture");
-    this.pane.hidden = true;
-    this.legend = h("div", "fxl-legend");
-    this.slider = attrs(h("input", "fxl-slider"), { type: "range", min: 0, max: this.story.last, step: 1,
-      "aria-label": "step", "data-lm-suppress-shortcuts": "true" });
-    this.slider.addEventListener("input", () => this.go(Number(this.slider.value)));
-    this.ticks = h("div", "fxl-ticks");
-    for (const pass of d.passes)
-      if (pass.first > 1 && pass.last >= pass.first) {
-        const tick = h("i");
-        tick.style.left = `${(100 * (pass.first - 1)) / this.story.last}%`;
-        this.ticks.append(tick);
-      }
-    this.code = attrs(h("button", "fxl-code"), { type: "button", "data-lm-suppress-shortcuts": "true" });
-    this.code.addEventListener("click", () => {
-      const step = this.story.steps[this.step];
-      if (step && navigator.clipboard) navigator.clipboard.writeText(step.c).catch(() => {});
+    const boxes = d.metrics.map((metric) => {
+      const box = h("input", { type: "checkbox" }), change = () => this.columns[box.checked ? "add" : "delete"](metric);
+      box.checked = metric.on;
+      change();
+      box.addEventListener("change", () => { change(); this.show(); });
+      return h("label", box, metric.title);
     });
-    this.foot = h("div", "fxl-foot",
-      button("fxl-nav", "\u25c0", "one step back (Left)", go(() => this.step - 1)),
-      h("div", "fxl-track", this.ticks, this.slider),
-      button("fxl-nav", "\u25b6", "one step on (Right)", go(() => this.step + 1)), this.code);
-    this.helpBox = attrs(h("div", "fxl-help"), { role: "dialog", "aria-label": "keys" });
-    this.helpBox.hidden = true;
-    this.helpBox.append(h("strong", "", "Keys"), h("dl", "", KEYS.map(([key, what]) => [h("dt", "", key), h("dd", "", what)])),
-      button("fxl-b", "close", "close the help", () => this.help()));
-    add(this.root, this.top, this.strip, h("div", "fxl-main", this.left, h("div", "fxl-right", this.grid, this.pane)),
-      this.legend, this.foot, this.helpBox);
-    this.root.addEventListener("keydown", (event) => this.key(event));
+    const pane = (name) => (this[name] = h(`div.f-${name}`));
+    const tools = h("div.f-tools", this.search, (this.found = h("span.f-found", { role: "status" })),
+      (this.tabButton = button("f-b", "picture", "the classic box-and-arrow picture", () => this.picture())),
+      h("details.f-menu", { hidden: !boxes.length }, h("summary.f-b", "columns"), h("div.f-choices", boxes)),
+      button("f-b", "fold", "fold all modules", () => this.foldAll(false)),
+      button("f-b", "unfold", "unfold all modules", () => this.foldAll(true)),
+      (this.predictButton = button("f-b", "predict", "predict the next edit (P)", () => this.predict(!this.guessing))),
+      button("f-b", "wall", "wall mode (W)", () => this.wall(!this.isWall)),
+        button("f-b", "?", "keys (?)", () => this.help()));
+    this.tabButton.hidden = !this.host.ask;
+    this.source = h("div.f-source");
+    this.user = h("div.f-source.f-user");
+    this.lanes = svg("svg", { class: "f-lanes", "aria-hidden": "true" });
+    this.canvas = h("div.f-canvas", { role: "rowgroup" });
+    this.grid = h("div.f-grid", { tabindex: 0, role: "treegrid", "aria-readonly": "true",
+      "aria-label": `${elide(d.title, 80)}: nodes beside their code` }, this.canvas);
+    this.slider = h("input.f-slider", { type: "range", min: 0, max: last, step: 1, "aria-label": "step" });
+    this.slider.addEventListener("input", () => this.go(Number(this.slider.value)));
+    const ticks = d.passes.filter((pass) => pass.first > 1 && !pass.quiet).map((pass) => {
+      const tick = h("i");
+      tick.style.left = `${(100 * (pass.first - 1)) / last}%`;
+      return tick;
+    });
+    this.code = button("f-code", "", "copy the code of this step", () => {
+      if (this.step && navigator.clipboard) navigator.clipboard.writeText(this.story.steps[this.step].c).catch(() =>
+        {});
+    });
+    this.helpBox = h("div.f-help", { role: "dialog", "aria-label": "keys", hidden: true }, h("b", "Keys"),
+      h("dl", KEYS.map(([name, what]) => [h("dt", name), h("dd", what)])),
+        button("f-b", "close", "close", () => this.help()));
+    add(this.root,
+      h("div.f-top", h("b.f-title", elide(d.title, 80)), h("div.f-chips", this.chips), pane("counts"), tools),
+        pane("strip"),
+      h("div.f-main",
+        h("div.f-left", pane("head"), this.source,
+          h("div.f-say", add(pane("sentence"), { "aria-live": "polite" }), pane("change"), pane("verdicts"),
+            pane("guess"),
+            pane("note")), pane("detail"), pane("userhead"), this.user),
+        h("div.f-right", this.grid, add(pane("pane"), { hidden: true }))),
+      pane("legend"),
+      h("div.f-foot", button("f-nav", "◀", "one step back (Left)", () => this.go(this.step - 1)),
+        h("div.f-track", h("div.f-ticks", ticks), this.slider),
+        button("f-nav", "▶", "one step on (Right)", () => this.go(this.step + 1)), this.code), this.helpBox);
+    this.root.addEventListener("keydown", (event) => this.press(event));
     this.grid.addEventListener("scroll", () => this.paint(), { passive: true });
     this.grid.addEventListener("click", (event) => this.click(event));
     this.grid.addEventListener("dblclick", () => this.toggle());
-    const over = (event) => {
-      const line = event.target.closest("[data-line]"), row = event.target.closest("[data-index]");
-      this.light(line ? { line: line.dataset.line } : row ? { row: this.items[row.dataset.index] } : null);
-    };
-    this.root.addEventListener("mouseover", over);
+    this.root.addEventListener("mouseover", ({ target }) => {
+      const line = target.closest("[data-line]"), row = target.closest("[data-index]");
+      this.light(line ? line.dataset.line : row ? this.items[row.dataset.index] : null);
+    });
     this.root.addEventListener("mouseleave", () => this.light(null));
     for (const box of [this.source, this.user])
-      box.addEventListener("click", (event) => {
-        const line = event.target.closest("[data-line]");
+      box.addEventListener("click", ({ target }) => {
+        const line = target.closest("[data-line]");
         if (line) this.chooseLine(line.dataset.line);
       });
+    this.mute(this.root);
+  }
+
+  // Notebook 7 takes the arrow keys away from every focusable element that does not say this itself.
+  mute(box) {
+    for (const one of box.querySelectorAll("button, input, summary, [tabindex]"))
+      one.dataset.lmSuppressShortcuts = "true";
   }
 
   // Light and dark follow the host: JupyterLab and Notebook 7, VS Code, Colab, else the system.
   theme() {
-    const media = matchMedia("(prefers-color-scheme: dark)");
+    const media = matchMedia("(prefers-color-scheme: dark)"), { body, documentElement: page } = document;
     const read = () => {
-      const body = document.body, lab = body.dataset.jpThemeLight, kind = body.dataset.vscodeThemeKind || "";
-      const colab = document.documentElement.getAttribute("theme");
-      const dark = lab ? lab === "false" : kind ? kind.includes("dark") || kind === "vscode-high-contrast"
-        : colab ? colab === "dark" : media.matches;
+      const lab = body.dataset.jpThemeLight, code = body.dataset.vscodeThemeKind, colab = page.getAttribute("theme");
+      const dark = lab ? lab === "false" : code ? !code.includes("light") : colab ? colab === "dark" : media.matches;
       this.root.dataset.theme = dark ? "dark" : "light";
     };
     read();
-    this.watch = new MutationObserver(read);
-    for (const element of [document.body, document.documentElement])
-      this.watch.observe(element, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind", "theme"] });
+    const watch = new MutationObserver(read);
+    for (const one of [body, page])
+      watch.observe(one, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind", "theme"] });
     media.addEventListener("change", read);
-    this.unwatch = () => media.removeEventListener("change", read);
-  }
-
-  close() {
-    this.watch.disconnect();
-    this.unwatch();
-    this.sizes.disconnect();
+    this.close = () => {
+      watch.disconnect();
+      media.removeEventListener("change", read);
+      this.sizes.disconnect();
+    };
   }
 
   go(step) {
     step = Math.max(0, Math.min(this.story.last, step));
     if (step === this.step && this.frame) return;
-    this.step = step;
-    this.judged = null;
-    this.scrolled = false;
+    Object.assign(this, { step, judged: null, opened: null });
     this.host.set("step", step);
-    this.show();
+    this.show(true);
+    if (!this.pane.hidden) this.picture("again");
   }
 
   goPass(by) {
-    const { passes } = this.data, now = this.step ? this.story.pass(this.step) : -1;
-    if (by < 0 && now >= 0 && this.step > passes[now].first) return this.go(passes[now].first - 1);
-    if (by > 0 && now >= 0 && this.step < passes[now].last) return this.go(passes[now].last);
-    for (let s = now + by; s >= 0 && s < passes.length; s += by)
-      if (passes[s].last >= passes[s].first) return this.go(by > 0 ? passes[s].last : passes[s].first - 1);
+    const { passes } = this.data, s = this.step ? this.story.pass(this.step) : -1, now = passes[s];
+    if (now && by < 0 && this.step > now.first) return this.go(now.first - 1);
+    if (now && by > 0 && this.step < now.last) return this.go(now.last);
+    for (let k = s + by; passes[k]; k += by)
+      if (!passes[k].quiet) return this.go(by > 0 ? passes[k].last : passes[k].first - 1);
     return this.go(by > 0 ? this.story.last : 0);
   }
 
   openPass(s) {
     const pass = this.data.passes[s];
-    if (pass.last >= pass.first) this.go(this.step === pass.last ? pass.first : pass.last);
-    this.opened = s;
-    this.say.classList.toggle("report", true);
+    if (!pass.quiet) this.go(this.step === pass.last ? pass.first : pass.last);
+    this.opened = pass;
     this.tell();
-    this.grid.focus({ preventScroll: true });
+    this.focus();
   }
+
+  focus() { this.grid.focus({ preventScroll: true }); }
 
   // The next step that changes the selected row, or anything at all.
   nextChange(by) {
     for (let i = this.step + by; i >= 1 && i <= this.story.last; i += by) {
-      const { m, r, k, s } = this.story.steps[i];
-      if (k === "value" || this.data.passes[s].quiet) continue;
-      if (this.row === null || r === this.row || (m || []).includes(this.row)) return this.go(i);
+      const { m, r, k } = this.story.steps[i];
+      if (k !== "value" && (this.row === null || r === this.row || m.includes(this.row))) return this.go(i);
     }
     return undefined;
   }
 
+  now(id) { return this.story.at(id, this.step); }
+
+  nameOf(id) { return this.now(id).name; }
+
   pick(name) {
-    if (this.row !== null && this.nameOf(this.row) === name) return;
-    let row = null;
-    if (name && this.frame) {
-      const named = this.frame.slots.filter((slot) => this.nameOf(slot.id) === name);
-      const slot = named.find((one) => one.st === 0) || named[0];
-      if (slot) row = slot.id;
-    }
-    this.select(row, false);
+    if (name === (this.row === null ? "" : this.nameOf(this.row))) return;
+    const named = name ? this.frame.slots.filter((slot) => this.nameOf(slot.id) === name) : [];
+    const slot = named.find((one) => one.st === 0) || named[0];
+    this.select(slot ? slot.id : null, false);
   }
 
-  nameOf(id) { return this.story.at(id, this.step).name; }
-
-  select(row, tellHost = true) {
+  select(row, tell = true) {
     this.row = row;
-    if (tellHost) this.host.set("selection", row === null ? "" : this.nameOf(row));
     this.group = null;
-    this.reveal(row);
+    if (tell) this.host.set("selection", row === null ? "" : this.nameOf(row));
+    this.reveal(this.place.get(row) ?? this.ghosts.get(row));
     this.paint();
     this.tell();
   }
 
   // Everything that depends on the step or on the folds.
-  show() {
-    const frame = (this.frame = this.story.frame(this.step)), tree = (this.tree = this.story.tree(frame));
-    const closed = !this.gaps || this.guessing, items = (this.items = []), stack = [[tree.root, 0]];
+  show(follow) {
+    const { story } = this, frame = (this.frame = story.frame(this.step)), tree = (this.tree = story.tree(frame));
+    const closed = this.closed || this.guessing, items = (this.items = []), stack = [[tree.root, 0]];
+    const shown = (slot) => !closed || slot.st === 0 || (slot.st === 1 && slot.strong);
     while (stack.length) {
-      const top = stack[stack.length - 1], kid = top[0].kids[top[1]++];
+      const top = stack[stack.length - 1], kid = top[0].kids[top[1]++], level = stack.length;
       if (kid === undefined) stack.pop();
-      else if (typeof kid === "number") {
-        const slot = frame.slots[kid];
-        if (!closed || slot.st === 0 || (slot.st === 1 && slot.strong)) items.push({ slot, level: stack.length });
-      } else if (this.isOpen(kid)) stack.push([kid, 0]);
+      else if (!isGroup(kid)) { if (shown(frame.slots[kid])) items.push({ slots: [frame.slots[kid]], level }); }
+      else if (this.folds.get(kid.key) ?? tree.opened.has(kid.key)) stack.push([kid, 0]);
       else {
-        const item = { group: kid, level: stack.length, slots: this.inside(kid).map((k) => frame.slots[k]) };
-        if (item.slots.some((slot) => slot.st === 0 || !closed)) items.push(item);
+        const slots = this.inside(kid).map((k) => frame.slots[k]);
+        if (slots.some(shown)) items.push({ group: kid, slots, level });
       }
     }
-    const at = (this.place = new Map()), ghosts = new Map();
-    items.forEach((item, index) => {
-      for (const slot of item.group ? item.slots : [item.slot])
-        if (slot.st === 0) at.set(slot.id, index);
-        else if (slot.st === 1) ghosts.set(slot.id, index);
-    });
-    this.ghosts = ghosts;
+    this.place = new Map();
+    this.ghosts = new Map();
     this.users = new Map();
-    const reads = (slot) => {
-      const now = this.story.at(slot.id, this.step);
-      for (const id of new Set(now.ins)) {
-        const list = this.users.get(id);
-        if (list) list.push(slot.id); else this.users.set(id, [slot.id]);
-      }
-      return now.ins;
-    };
     this.dangling = [];
-    const inputs = items.map((item, index) => {
-      const live = (item.group ? item.slots : [item.slot]).filter((slot) => slot.st === 0), into = new Set();
-      for (const slot of live)
-        for (const id of reads(slot)) {
-          const from = at.get(id);
-          if (from === undefined) this.dangling.push([index, ghosts.get(id)]);
-          else if (from !== index || !item.group) into.add(from);
+    items.forEach(({ slots }, index) => {
+      for (const { id, st } of slots) if (st < 2) (st ? this.ghosts : this.place).set(id, index);
+    });
+    this.inputs = items.map(({ slots, group }, index) => {
+      const live = slots.filter((slot) => slot.st === 0), into = new Set();
+      for (const { id } of live)
+        for (const input of this.now(id).ins) {
+          const from = this.place.get(input), list = this.users.get(input);
+          if (list) list.push(id); else this.users.set(input, [id]);
+          if (from === undefined) this.dangling.push([index, this.ghosts.get(input)]);
+          else if (from !== index || !group) into.add(from);
         }
       return live.length ? [...into] : null;
     });
-    const leaf = items.map((item) => !item.group && "PG".includes(this.story.at(item.slot.id, this.step).letter));
-    this.lane = layout(inputs, leaf, this.laneRoom());
-    this.inputs = inputs;
+    this.cap = this.root.clientWidth && this.root.clientWidth < 500 ? 5 : LANES;
+    const leaf = items.map(({ slots, group }) => !group && "PG".includes(this.now(slots[0].id).letter));
+    this.lane = layout(this.inputs, leaf, this.cap);
+    this.given = frame.slots.filter((slot) => slot.st === 0 && this.now(slot.id).letter === "P").map((slot) => slot.id);
     // The gutter only grows while a pass is stepped, so that the code beside it does not shift back and forth.
-    const wide = Math.min(this.laneRoom(), this.lane.width) + (frame.slots.some((slot) => slot.st === 1) ? 1 : 0);
-    const key = `${frame.key}|${[...this.folds].join()}`;
-    this.gutter = this.gutterKey === key ? Math.max(this.gutter, wide) : Math.max(wide, 2);
-    this.gutterKey = key;
-    this.liveBytes = null;
-    this.hits = this.query ? this.matching(this.query) : [];
+    const wide = Math.min(this.cap, this.lane.width) + (this.ghosts.size ? 1 : 0),
+      kept = `${frame.key}|${[...this.folds]}`;
+    this.gutter = Math.max(wide, this.gutterKey === kept ? this.gutter : 2);
+    this.gutterKey = kept;
+    this.hits = this.matching();
     this.measure();
-    if (!this.scrolled) this.follow();
+    if (follow) {
+      const step = story.steps[this.step];
+      const at = (step ? [step.r, ...step.m] : []).map((id) => this.place.get(id) ?? this.ghosts.get(id));
+      this.reveal(at.find((index) => index !== undefined));
+    }
     this.paint();
     this.tell();
     this.chrome();
   }
 
-  laneRoom() { return this.root.clientWidth && this.root.clientWidth < 500 ? 5 : LANES; }
-
-  isOpen(group) {
-    const own = this.folds.get(group.key);
-    return own === undefined ? this.tree.opened.has(group.key) : own;
-  }
-
   inside(group) {
     if (!group.all) {
-      group.all = [];
-      const stack = [group];
-      while (stack.length) {
-        const one = stack.pop();
-        for (const kid of one.kids) if (typeof kid === "number") group.all.push(kid); else stack.push(kid);
-      }
-      group.all.sort((a, b) => a - b);
+      const groups = [group];
+      for (const one of groups) groups.push(...one.kids.filter(isGroup));
+      group.all = groups.flatMap((one) => one.kids.filter((kid) => !isGroup(kid))).sort((a, b) => a - b);
     }
     return group.all;
   }
 
   foldAll(open) {
     for (const group of this.tree.groups) this.folds.set(group.key, open);
-    this.scrolled = false;
-    this.show();
+    this.show(true);
   }
 
   // Enter: open the selected fold, or fold the module that the selected row stands in.
   toggle() {
     if (this.group) {
-      this.folds.set(this.group.key, true);
-      const first = this.frame.slots[this.inside(this.group)[0]];
+      const { group } = this, first = this.frame.slots[this.inside(group)[0]].id;
+      this.folds.set(group.key, true);
+      if (group.times) for (const kid of group.kids) this.folds.set(kid.key, this.folds.get(kid.key) ?? false);
       this.group = null;
-      this.row = first.id;
+      this.row = first;
       this.show();
-      return this.reveal(this.row);
+      if (!this.place.has(first)) return;
+      const item = this.items[this.place.get(first)];
+      if (item.group) this.choose(this.place.get(first)); else this.select(first);
+      return;
     }
-    const index = this.frame.slots.findIndex((slot) => slot.id === this.row);
-    let group = index < 0 ? null : this.tree.home.get(index);
-    while (group && group.times && group.up) group = group.up;
-    if (!group || !group.key) return undefined;
+    const group = this.tree.home.get(this.frame.slots.findIndex((slot) => slot.id === this.row));
+    if (!group || !group.key) return;
     this.folds.set(group.key, false);
     this.show();
-    const at = this.items.findIndex((item) => item.group === group || (item.group && item.group.kids.includes(group)));
+    const at = this.items.findIndex((item) => item.group === group);
     if (at >= 0) this.choose(at);
-    return undefined;
   }
 
   choose(index) {
-    const item = this.items[index];
-    if (!item) return;
-    if (item.group) {
-      this.row = null;
-      this.group = item.group;
-      this.host.set("selection", "");
-      this.revealAt(index);
-      this.paint();
-      this.tell();
-    } else this.select(item.slot.id);
+    const { group, slots } = this.items[index];
+    if (!group) { this.select(slots[0].id); return; }
+    this.row = null;
+    this.host.set("selection", "");
+    this.group = group;
+    this.reveal(index);
+    this.paint();
+    this.tell();
   }
 
   chosen() {
-    return this.items.findIndex((item) => (this.group ? item.group === this.group
-      : !item.group && item.slot.id === this.row && (item.slot.st !== 1 || !this.place.has(this.row))));
+    if (this.group) return this.items.findIndex((item) => item.group === this.group);
+    const at = this.place.get(this.row) ?? this.ghosts.get(this.row) ?? -1;
+    return at >= 0 && !this.items[at].group ? at : -1;
   }
 
   along(by) {
     let at = this.chosen();
-    if (at < 0) at = by > 0 ? Math.floor(this.grid.scrollTop / this.rowHeight) - 1 : this.items.length;
-    for (at += by; at >= 0 && at < this.items.length; at += by)
-      if (this.items[at].group || this.items[at].slot.st !== 2) return this.choose(at);
+    if (at < 0) at = by > 0 ? Math.floor(this.grid.scrollTop / this.tall) - 1 : this.items.length;
+    for (at += by; this.items[at]; at += by) if (this.items[at].group ||
+      this.items[at].slots[0].st < 2) return this.choose(at);
     return undefined;
   }
 
-  toward(kind) {
-    if (this.row === null) return;
-    const list = kind === "in" ? this.story.at(this.row, this.step).ins : this.users.get(this.row) || [];
-    const next = list.find((id) => this.place.has(id));
-    if (next === undefined) return;
-    const item = this.items[this.place.get(next)];
-    if (item.group) this.choose(this.place.get(next)); else this.select(next);
+  toward(ids) {
+    const next = (ids || []).map((id) => this.place.get(id)).find((at) => at !== undefined);
+    if (next !== undefined) this.choose(next);
   }
 
   measure() {
-    const style = getComputedStyle(this.root);
-    this.rowHeight = parseFloat(style.getPropertyValue("--row")) || 24;
-    if (!this.charWidth || this.isWall !== this.measuredWall) {
-      const probe = h("span", "fxl-line fxl-probe", "0".repeat(50));
+    this.tall = parseFloat(getComputedStyle(this.root).getPropertyValue("--row")) || 24;
+    const probe = h("span.f-line.f-probe", "0".repeat(50));
+    if (!this.wide) {
       this.canvas.append(probe);
-      this.charWidth = probe.getBoundingClientRect().width / 50 || 7.2;
-      this.measuredWall = this.isWall;
+      this.wide = probe.getBoundingClientRect().width / 50;
       probe.remove();
     }
-    this.canvas.style.height = `${this.items.length * this.rowHeight}px`;
+    this.canvas.style.height = `${this.items.length * this.tall}px`;
     this.root.style.setProperty("--gutter", `${(this.gutter + 1) * LANE}px`);
-    this.root.style.setProperty("--metrics", String(this.columns.size));
-    this.root.classList.toggle("has-metrics", this.columns.size > 0);
   }
 
   resize() {
-    this.kept.forEach((element) => element.remove());
-    this.kept.clear();
-    this.charWidth = 0;
+    this.wide = 0;
     if (this.frame) this.show();
   }
 
-  target() {
-    const step = this.story.steps[this.step];
-    if (!step) return -1;
-    for (const id of [step.r, ...(step.m || [])]) {
-      const at = this.place.get(id) ?? this.ghosts.get(id);
-      if (at !== undefined) return at;
-    }
-    return -1;
-  }
-
-  follow() {
-    this.scrolled = true;
-    const at = this.target();
-    if (at >= 0) this.revealAt(at);
-  }
-
-  reveal(row) {
-    const at = row === null ? undefined : this.place.get(row) ?? this.ghosts.get(row);
-    if (at !== undefined) this.revealAt(at);
-  }
-
-  revealAt(at) {
-    const y = at * this.rowHeight, height = this.grid.clientHeight, top = this.grid.scrollTop;
-    if (!height) return;
-    if (y < top + this.rowHeight || y > top + height - 2 * this.rowHeight)
-      this.grid.scrollTop = Math.max(0, y - height / 2);
+  reveal(at) {
+    const { grid, tall } = this, height = grid.clientHeight, y = at * tall - grid.scrollTop;
+    if (height && (y < tall || y > height - 2 * tall)) grid.scrollTop = Math.max(0, at * tall - height / 2);
   }
 
   // The rows in view, and the lanes behind them.
   paint() {
-    if (!this.items || !this.rowHeight) return;
-    const H = this.rowHeight, height = this.grid.clientHeight || 400, top = this.grid.scrollTop;
-    const from = Math.max(0, Math.floor(top / H) - 4), to = Math.min(this.items.length, Math.ceil((top + height) / H) + 4);
-    this.drawn = [from, to];
-    this.around = this.neighbours();
-    const keep = new Set();
-    const width = this.canvas.clientWidth || 600, narrow = this.root.clientWidth < 560;
-    const spare = width - (this.gutter + 1) * LANE - 26 - (narrow ? 0 : this.isWall ? 340 : 170) - this.columns.size * 92;
-    this.room = Math.max(12, Math.floor(spare / this.charWidth));
-    for (let index = from; index < to; index++) {
-      const key = this.describe(index), element = this.kept.get(key) || this.row_(index);
-      keep.add(key);
-      this.kept.set(key, element);
-      attrs(element, { "data-index": index, "aria-rowindex": index + 1, id: `${this.uid()}-${index}` });
-      const y = `translateY(${index * H}px)`;
-      if (element.style.transform !== y) element.style.transform = y;
-      if (element.parentNode !== this.canvas) this.canvas.append(element);
+    if (!this.items) return;
+    const { grid, tall } = this, top = grid.scrollTop, from = Math.max(0, Math.floor(top / tall) - 4);
+    const to = Math.min(this.items.length, Math.ceil((top + (grid.clientHeight || 400)) / tall) + 4);
+    this.around = new Map();
+    if (this.row !== null) {
+      for (const id of this.now(this.row).ins) this.around.set(id, "in");
+      for (const id of this.users.get(this.row) || []) this.around.set(id, this.around.has(id) ? "both" : "out");
     }
-    for (const [key, element] of this.kept) if (!keep.has(key)) { element.remove(); this.kept.delete(key); }
-    this.draw(from, to);
-    const at = this.chosen();
-    attrs(this.grid, { "aria-rowcount": this.items.length,
-      "aria-activedescendant": at >= from && at < to ? `${this.uid()}-${at}` : null });
+    const shape = this.root.clientWidth < 560 || this.isWall ? 0 : 170 + this.columns.size * 92, at = this.chosen(), rows = [];
+    const spare = (this.canvas.clientWidth || 600) - (this.gutter + 1) * LANE - 26 - shape;
+    this.room = Math.max(12, Math.floor(spare / (this.wide || 8)));
+    for (let index = from; index < to; index++) rows.push(this.paintRow(index, index === at));
+    this.canvas.replaceChildren(this.lanes, ...rows);
+    this.draw(from, to, at);
+    attrs(grid, { "aria-rowcount": this.items.length, "aria-activedescendant": at >= from &&
+      at < to ? `${this.id}-${at}` : null });
+    this.lightRows();
   }
 
-  uid() { return (this.id = this.id || `fxl${Math.random().toString(36).slice(2, 8)}`); }
-
-  neighbours() {
-    const out = new Map();
-    if (this.row === null) return out;
-    for (const id of this.story.at(this.row, this.step).ins) out.set(id, "in");
-    for (const id of this.users.get(this.row) || []) out.set(id, out.has(id) ? "both" : "out");
-    return out;
+  lineOf({ id, st, inner }) {
+    const text = this.story.line(id, this.step), start = "def forward(self, ", { given } = this;
+    if (this.now(id).letter !== "P" || st) return (inner ? "    " : "") + text;
+    return (given[0] === id ? start : " ".repeat(start.length)) + text + (given[given.length - 1] === id ? "):" : ",");
   }
 
-  lit(item) {
-    const light = this.hover;
-    if (!light || !light.ids) return false;
-    return (item.group ? item.slots : [item.slot]).some((slot) => light.ids.has(slot.id));
-  }
-
-  // All that a row shows, as text: when it is the same the element stays.
-  describe(index) {
-    const item = this.items[index], picked = index === this.chosen() ? "s" : "";
-    const base = [index, this.room, picked, this.lit(item) ? "l" : "", this.hits.includes(index) ? "h" : "",
-      [...this.columns].join()];
-    if (item.group) {
-      const live = item.slots.filter((slot) => slot.st === 0).length;
-      return [...base, item.group.key, live, this.marks(item).join(), item.slots.map((x) => this.around.get(x.id) || "").join("")].join("\x1f");
+  paintRow(index, picked) {
+    const { group, slots, level } = this.items[index], [slot] = slots, cell = (name, ...kids) =>
+      h(`div.f-${name}`, { role: "gridcell" }, kids);
+    const near = slots.map(({ id }) => this.around.get(id)).find(Boolean);
+    const badge = near && h(`span.f-badge.${near}`, { in: "◂ input", out: "▸ reader", both: "◂▸ both" }[near]);
+    const row = h("div.f-row", { role: "row", id: `${this.id}-${index}`, "data-index": index, "aria-rowindex": index +
+      1,
+      "aria-level": level, "aria-selected": picked ? "true" : "false" }, cell("gap"));
+    row.style.transform = `translateY(${index * this.tall}px)`;
+    const mark = (...names) => row.classList.add(...names);
+    if (index % 2) mark("odd");
+    if (picked) mark("selected");
+    if (this.hits.includes(index)) mark("hit");
+    if (group) {
+      const [, name, type] = this.data.paths[group.path], { times } = group,
+        live = slots.filter((one) => one.st === 0).length;
+      const sums = ["+", "-", "~"].flatMap((sign) => [true, false].map((strong) => {
+        const n = slots.filter((one) => one.mark === sign && one.strong === strong).length;
+        return n ? h(`${strong ? "b" : "span"}.${KIND[sign]}`, `${sign === "-" ? "−" : sign}${n} `) : null;
+      }));
+      const said = `${type}${times ? ` ×${times}` : ""}`, count = `${plural(live, "row")} folded`;
+      mark("fold");
+      return add(row, { "aria-expanded": "false", "aria-label": `${name} ${said}, ${count}` }, cell("mark"),
+        cell("line", "▸ ", h("span.nm", elide(name, Math.max(12, this.room - 40))), ` ${said}`,
+          h("span.dim", `  ${count} `), sums, badge), cell("shape"));
     }
-    const { slot } = item, now = this.story.at(slot.id, this.step);
-    return [...base, slot.id, slot.st, slot.mark, slot.strong, this.around.get(slot.id) || "", now.since, this.lineOf(slot), this.ends(slot),
-      this.users.get(slot.id) || ""].join("\x1f");
-  }
-
-  marks(item) {
-    const out = [0, 0, 0, 0, 0, 0];
-    for (const slot of item.slots) if (slot.mark) out["+-~".indexOf(slot.mark) + (slot.strong ? 0 : 3)]++;
-    return out;
-  }
-
-  ends(slot) {
-    if (this.story.at(slot.id, this.step).letter !== "P") return "";
-    if (this.endsOf !== this.frame) {
-      this.endsOf = this.frame;
-      this.given = this.frame.slots.filter((s) => s.st === 0 && this.story.at(s.id, this.step).letter === "P").map((s) => s.id);
+    const now = this.now(slot.id), empty = slot.st === 2, text = empty ? "" : this.lineOf(slot),
+      room = this.room - (near ? 10 : 0);
+    mark(["live", "ghost", "empty"][slot.st]);
+    if (slot.mark) mark(KIND[slot.mark], slot.strong ? "strong" : "faint");
+    const line = cell("line", this.tokens(picked ? text : elide(text, room), now), badge);
+    if (picked && text.length > room) line.classList.add("full");
+    const sign = slot.mark === "-" ? "−" : slot.mark;
+    add(row, cell("mark", sign), line, cell("shape", empty ? "" : elide(now.shape, 25)));
+    for (const { values, max, unit } of this.columns) {
+      const value = values[slot.id], bar = h("i"), known = value !== undefined && slot.st === 0;
+      if (known) bar.style.width = `${Math.min(100, Math.max(1, (100 * value) / max))}%`;
+      row.append(cell("metric", known ? [bar, h("span", `${short(value)}${unit}`)] : ""));
     }
-    const { given } = this;
-    return (given[0] === slot.id ? "first" : "") + (given[given.length - 1] === slot.id ? "last" : "");
-  }
-
-  lineOf(slot) {
-    const now = this.story.at(slot.id, this.step), text = this.story.text(now.line, this.step);
-    if (now.letter !== "P" || slot.st !== 0) return (slot.inner ? "    " : "") + text;
-    const ends = this.ends(slot), start = "def forward(self, ";
-    return (ends.includes("first") ? start : " ".repeat(start.length)) + text + (ends.includes("last") ? "):" : ",");
-  }
-
-  row_(index) {
-    const item = this.items[index], picked = index === this.chosen();
-    const cell = (name, ...kids) => attrs(h("div", name, kids), { role: "gridcell" });
-    const row = attrs(h("div", "fxl-row"), { role: "row", "aria-level": item.level, "aria-selected": picked ? "true" : "false" });
-    if (index % 2) row.classList.add("odd");
-    if (picked) row.classList.add("selected");
-    if (this.lit(item)) row.classList.add("lit");
-    if (this.hits.includes(index)) row.classList.add("hit");
-    const gutter = cell("fxl-gap");
-    if (item.group) {
-      const { path, times, size } = item.group, [, name, type] = this.data.paths[path];
-      const live = item.slots.filter((slot) => slot.st === 0).length, marks = this.marks(item), sums = h("span", "fxl-sums");
-      ["+", "\u2212", "~"].forEach((mark, k) => {
-        if (marks[k]) sums.append(h("b", `m${k}`, `${mark}${marks[k]} `));
-        else if (marks[k + 3]) sums.append(h("span", `m${k}`, `${mark}${marks[k + 3]} `));
-      });
-      row.classList.add("fold");
-      const near = item.slots.map((slot) => this.around.get(slot.id)).find(Boolean);
-      add(row, gutter, cell("fxl-mark", ""), cell("fxl-line", "\u25b8 ", h("span", "nm", elide(name, this.room - 20)), ` ${type}`,
-        times ? h("b", "", ` \u00d7${times}`) : null, h("span", "dim", `  ${plural(live, "row")} folded `), sums, this.badge(near)),
-      cell("fxl-shape", ""));
-      attrs(row, { "aria-expanded": "false", "aria-label": `${name} ${type}${times ? ` times ${times}` : ""}, ${plural(size, "row")} folded` });
-      return row;
-    }
-    const { slot } = item, now = this.story.at(slot.id, this.step);
-    row.classList.add(["live", "ghost", "empty"][slot.st]);
-    if (slot.mark) row.classList.add({ "+": "plus", "-": "minus", "~": "tilde" }[slot.mark], slot.strong ? "strong" : "faint");
-    const empty = slot.st === 2, near = this.around.get(slot.id);
-    const text = empty ? "" : this.lineOf(slot), line = cell("fxl-line");
-    const room = this.room - (near ? 9 : 0);
-    if (picked && text.length > room) {
-      line.classList.add("full");
-      line.append(this.tokens(text, now));
-    } else line.append(this.tokens(elide(text, room), now));
-    if (near) line.append(this.badge(near));
-    add(row, gutter, cell("fxl-mark", slot.mark === "-" ? "\u2212" : slot.mark), line,
-      cell("fxl-shape", empty ? "" : elide(now.shape || "", this.isWall ? 24 : 26)));
-    for (const metric of this.data.metrics) {
-      if (!this.columns.has(metric.id)) continue;
-      const value = metric.values[slot.id], box = cell("fxl-metric");
-      if (value !== undefined && slot.st === 0) {
-        const bar = h("i");
-        bar.style.width = `${Math.max(1, (100 * value) / (metric.max || 1))}%`;
-        add(box, bar, h("span", "", `${short(value)}${metric.unit}`));
-      }
-      row.append(box);
-    }
-    if (empty) return attrs(row, { "aria-label": "a row that a later step makes" });
-    const said = slot.st === 1 ? `${now.name}, erased` : `${now.name}, ${OPS[now.letter]}`;
-    const word = { "+": "created", "-": "erased", "~": "changed" }[slot.mark];
-    const names = (list) => list.map((id) => this.nameOf(id)).join(", ") || "nothing";
-    return attrs(row, { "aria-label": `${said}: ${text}${now.shape ? ` ${now.shape}` : ""}${word ? `, ${word}${slot.strong ? " in this step" : " earlier"}` : ""}; `
-      + `reads ${names(now.ins)}; read by ${names(this.users.get(slot.id) || [])}` });
-  }
-
-  badge(kind) {
-    if (!kind) return null;
-    return h("span", `fxl-badge ${kind}`, { in: "\u25c2 input", out: "\u25b8 reader", both: "\u25c2\u25b8 both" }[kind]);
+    if (empty) return add(row, { "aria-label": "a row that a later step makes" });
+    const names = (list) => (list || []).map((id) => this.nameOf(id)).join(", ") || "nothing";
+    const what = slot.mark ? `, ${WORDS[slot.mark]} ${slot.strong ? "in this step" : "earlier"}` : "";
+    const said = `${now.name}, ${OPS[now.letter]}${what}: ${text.trim()} ${now.shape}; reads ${names(now.ins)}`;
+    return add(row, { "aria-label": `${said}; read by ${names(this.users.get(slot.id))}` });
   }
 
   // A line of code in colours; every piece is a text node.
   tokens(text, now) {
-    const out = h("span"), pattern = /("[^"]*"|'[^']*')|(self(?:\.\w+)+)|\b(def|return|self|None|True|False)\b|(\b\d[\w.]*\b)|([^\W\d]\w*)/g;
-    if (text.length > 4000) return add(out, text);
-    const known = new Set(now.ins.map((id) => this.nameOf(id)));
-    let last = 0, defined = false;
-    for (const match of text.matchAll(pattern)) {
-      const [all, string, path, word, number, name] = match;
-      let kind = string ? "st" : path ? "tg" : word ? "kw" : number ? "nu" : "";
-      if (name === now.name && !defined) { kind = "nm"; defined = true; } else if (name && known.has(name)) kind = "rf";
-      if (!kind) continue;
-      add(out, text.slice(last, match.index), h("span", kind, all));
-      last = match.index + all.length;
+    const out = h("span"), known = new Set(now.ins.map((id) => this.nameOf(id)));
+    const words = /("[^"]*"|'[^']*')|(self(?:\.\w+)+)|\b(def|return|self|None|True|False)\b|(\b\d[\w.]*)|([^\W\d]\w*)/g;
+    let last = 0, named = false;
+    for (const [all, string, path, word, number, name] of (text.length > 4000 ? "" : text).matchAll(words)) {
+      const at = text.indexOf(all, last), own = name === now.name && !named;
+      const kind = string ? "st" : path ? "tg" : word ? "kw" : number ? "nu" : own ? "nm" : known.has(name) ? "rf" : "";
+      named = named || own;
+      add(out, text.slice(last, at), kind ? h(`span.${kind}`, all) : all);
+      last = at + all.length;
     }
     return add(out, text.slice(last));
   }
 
-  draw(from, to) {
-    const H = this.rowHeight, { lane, end, back } = this.lane, cap = Math.min(this.laneRoom(), this.gutter);
-    const x = (value) => LANE * (Math.min(value, cap) + 0.75), y = (row) => (row + 0.5) * H;
-    const tone = (value) => (value >= cap ? "many" : `t${value % 6}`);
-    const kids = [], glyphs = [], selected = this.chosen();
+  draw(from, to, selected) {
+    const { tall, lane: { lane, end, back, width }, inputs, cap } = this, kids = [], r = Math.min(8, tall / 2 - 3);
+    const x = (value) => LANE * (Math.min(value, cap) + 0.75), y = (row) => (row + 0.5) * tall,
+      aside = x(Math.min(width, cap)) + 2;
+    const tone = (row) => (lane[row] >= cap ? "many" : `t${lane[row] % 6}`);
     const path = (d, name) => kids.push(svg("path", { d, class: name }));
-    for (let row = 0; row < Math.min(to, end.length); row++) {
-      if (!this.inputs[row]) continue;
-      if (end[row] > row && end[row] >= from && row < to) {
-        const bend = lane[end[row]] === lane[row] ? 0 : H * 0.8;
-        path(`M${x(lane[row])} ${y(row)}V${Math.max(y(row), y(end[row]) - bend)}`, `e ${tone(lane[row])} ${row === selected ? "out" : ""}`);
-      }
-      if (row < from) continue;
-      for (const producer of this.inputs[row]) {
+    const arc = (row, other, bow, name) => {
+      const start = inputs[other] ? x(lane[other]) : aside, stop = x(lane[row]);
+      path(`M${start} ${y(other)}C${start + bow} ${y(other)} ${stop + bow} ${y(row)} ${stop} ${y(row)}`, name);
+    };
+    for (let row = 0; row < to; row++) {
+      if (!inputs[row]) continue;
+      const stop = Math.max(y(row), y(end[row]) - (lane[end[row]] === lane[row] ? 0 : tall * 0.8));
+      if (end[row] > row && end[row] >= from) path(`M${x(lane[row])} ${y(row)}V${stop}`,
+        `${tone(row)} ${row === selected ? "out" : ""}`);
+      for (const producer of row < from ? [] : inputs[row]) {
+        const a = x(lane[producer]), b = x(lane[row]),
+          name = producer === selected ? "out" : row === selected ? "in" : "";
         if (producer >= row) continue;
-        const a = x(lane[producer]), b = x(lane[row]), name = producer === selected ? "out" : row === selected ? "in" : "";
-        if (a !== b) path(`M${a} ${y(row) - H * 0.8}Q${a} ${y(row)} ${b} ${y(row)}`, `e ${tone(lane[producer])} ${name}`);
-        else if (name === "in") path(`M${a} ${y(row) - H}V${y(row)}`, `e ${tone(lane[producer])} in`);
+        if (a !== b) path(`M${a} ${y(row) - tall * 0.8}Q${a} ${y(row)} ${b} ${y(row)}`, `${tone(producer)} ${name}`);
+        else if (name === "in") path(`M${a} ${y(row) - tall}V${y(row)}`, `${tone(producer)} in`);
       }
     }
-    const aside = x(Math.min(this.lane.width, cap)) + 2;
-    for (const [row, ghost] of [...this.dangling, ...back]) {
-      if (ghost === undefined || Math.max(row, ghost) < from || Math.min(row, ghost) >= to) continue;
-      const start = this.inputs[ghost] ? x(lane[ghost]) : aside;
-      path(`M${start} ${y(ghost)}C${start + 16} ${y(ghost)} ${x(lane[row]) + 24} ${y(row)} ${x(lane[row])} ${y(row)}`, "e bad");
+    for (const [row, other] of [...this.dangling, ...back])
+      if (other !== undefined && Math.max(row, other) >= from && Math.min(row, other) < to) arc(row, other, 16, "bad");
+    const here = this.place.get(this.row);
+    for (const id of here === undefined ? [] : this.story.rows.get(this.row).from) {
+      const old = this.place.get(id) ?? this.ghosts.get(id);
+      if (old !== undefined && old !== here) arc(here, old, 22, "ribbon");
     }
-    if (this.row !== null && this.place.has(this.row)) {
-      const here = this.place.get(this.row);
-      for (const id of this.story.rows.get(this.row).from) {
-        const old = this.place.get(id) ?? this.ghosts.get(id);
-        if (old === undefined || old === here) continue;
-        const start = this.inputs[old] ? x(lane[old]) : aside;
-        path(`M${start} ${y(old)}C${start + 22} ${y(old)} ${x(lane[here]) + 22} ${y(here)} ${x(lane[here])} ${y(here)}`, "e ribbon");
-      }
-    }
-    const r = Math.min(8, H / 2 - 3);
     for (let row = from; row < to; row++) {
-      const item = this.items[row];
-      if (item.group) {
-        if (lane[row] >= 0) glyphs.push(svg("rect", { x: x(lane[row]) - r, y: y(row) - r, width: 2 * r, height: 2 * r, rx: 3, class: "g fold" }),
-          svg("text", { x: x(lane[row]), y: y(row) }, item.group.times ? "\u00d7" : "\u2026"));
-        continue;
-      }
-      if (item.slot.st === 2) continue;
-      const { letter } = this.story.at(item.slot.id, this.step), ghost = item.slot.st === 1;
-      const cx = ghost ? aside : x(lane[row]);
-      glyphs.push(svg("circle", { cx, cy: y(row), r, class: ghost ? "g ghost" : `g o${letter === "." ? "D" : letter}` }),
-        svg("text", { x: cx, y: y(row), class: ghost ? "ghost" : null }, letter));
+      const { group, slots: [slot] } = this.items[row], ghost = !group && slot.st === 1,
+        cx = ghost ? aside : x(lane[row]);
+      if ((group && lane[row] < 0) || (!group && slot.st === 2)) continue;
+      const letter = group ? (group.times ? "×" : "…") : this.now(slot.id).letter;
+      if (group) kids.push(svg("rect", { x: cx - r, y: y(row) - r, width: 2 * r, height: 2 * r, rx: 3,
+        class: "g fold" }));
+      else kids.push(svg("circle", { cx, cy: y(row), r, class: ghost ? "g ghost" : `g o${letter === "." ? "D" : letter}` }));
+      kids.push(svg("text", { x: cx, y: y(row), class: ghost ? "ghost" : "" }, letter));
     }
-    attrs(this.lanes, { width: (this.gutter + 1) * LANE, height: this.items.length * H });
-    this.lanes.replaceChildren(...kids, ...glyphs);
+    attrs(this.lanes, { width: (this.gutter + 1) * LANE, height: this.items.length * tall }).replaceChildren(...kids);
   }
 
   // The left pane: which line, which sentence, which verdicts, and what is known of the selected row.
   tell() {
-    const { data, story } = this, step = story.steps[this.step], pass = step ? data.passes[step.s] : null;
-    const hidden = this.guessing && this.step < story.last && !this.judged;
-    const frames = step ? step.w : story.last && story.steps[1].s === 0 ? story.steps[1].w.map((w) => [...w.slice(0, 1), 0, ...w.slice(2)]) : [];
-    const level = frames[this.level] ? this.level : 0, place = frames[level];
-    this.sourceHead.replaceChildren(h("span", "", pass && pass.kind !== "pass" ? "model source" : "pass source"),
-      ...frames.map((frame, k) => {
-        const name = `${frame[0].split("/").pop()}${frame[1] ? `:${frame[1]}` : ""}`;
-        const tab = button(`fxl-frame${k === level ? " on" : ""}`, name, `${frame[0]} line ${frame[1]}, in ${frame[2]}`, () => {
-          this.level = k;
-          this.tell();
-        });
-        return tab;
-      }));
-    this.listing(this.source, place, "p", step ? this.edited() : new Map());
-    const id = this.row !== null ? this.row : step && !hidden && step.k !== "module" ? step.r : null, from = id === null ? null : story.rows.get(id).source;
-    this.userHead.replaceChildren(from && from.length && pass && pass.kind === "pass" ? `model source \u00b7 ${from[0][0]}:${from[0][1]}` : "");
-    this.listing(this.user, pass && pass.kind === "pass" && from ? from[0] : null, "u", new Map());
-    const start = `start: ${data.title}, ${plural(this.frame.slots.filter((slot) => slot.st === 0).length, "node")}`;
-    const opened = this.opened === undefined ? null : data.passes[this.opened];
-    const said = opened && opened.quiet ? opened.sentence : step ? step.t : start;
-    if (this.live.textContent !== said) this.live.textContent = said;
-    this.live.classList.toggle("error", !!step && step.k === "error");
-    this.change.replaceChildren(...(step ? this.changed(step) : []));
-    const atEnd = pass && this.step === pass.last && pass.kind === "pass", same = atEnd || (opened && opened.quiet) ? (opened || pass).same : null;
-    const line = (label, words, bad) => h("div", bad ? "bad" : "", `${label}: `, h("b", "", words));
-    if (opened && !opened.quiet) this.opened = undefined;
-    const verdicts = [];
-    if (step && step.k !== "value" && step.k !== "error") {
-      verdicts.push(line("well formed", step.wf ? `no: ${step.wf}` : "yes", !!step.wf));
-      if (pass.kind === "pass")
-        verdicts.push(line("same output", same ? same.text : atEnd ? "not checked" : "not checked inside a pass", !!same && same.verdict === "different"));
-    }
-    const report = opened && opened.quiet ? opened : atEnd ? pass : null;
-    if (report && report.kept.length) {
-      const list = h("details", "", attrs(h("summary", "", `${plural(report.kept.length, "note")} of ${report.name}: what was left alone`),
-        { "data-lm-suppress-shortcuts": "true" }));
-      list.append(h("ul", "", report.kept.map((text) => h("li", "", text))));
-      verdicts.push(list);
-    }
-    this.verdicts.replaceChildren(...verdicts);
-    this.opened = undefined;
+    const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s], isPass = span &&
+      span.kind === "pass";
+    const frames = step ? step.w : story.last && !this.guessing ? story.steps[1].w.slice(0,
+      1).map(([file, , ...rest]) => [file, 0, ...rest]) : [];
+    const level = frames[this.level] ? this.level : 0, quiet = this.opened && this.opened.quiet ? this.opened : null;
+    this.head.replaceChildren(h("span", span && !isPass ? "model source" : "pass source"), ...frames.map((place, k) =>
+      button(`f-frame${k === level ? ".on" : ""}`, `${place[0].split("/").pop()}${place[1] ? `:${place[1]}` : ""}`,
+        `${place[0]} line ${place[1]}, in ${place[2]}`, () => { this.level = k; this.tell(); })));
+    const text = quiet ? quiet.sentence : step ? step.t : `start: ${data.title}, ${plural(this.place.size, "node")}`;
+    if (this.sentence.textContent !== text) this.sentence.textContent = text;
+    this.sentence.classList.toggle("bad", !!step && step.k === "error");
+    this.change.replaceChildren(...(step && !quiet ? this.changed(step) : []));
+    const pass = quiet || (isPass && this.step === span.last ? span : null), same = pass && pass.same, facts = [];
+    const fact = (label, words, bad) => facts.push(h(`div${bad ? ".bad" : ""}`, `${label}: `, h("b", words)));
+    if (step && !quiet && !["value", "error"].includes(step.k)) fact("well formed", step.wf ? `no: ${step.wf}` : "yes",
+      step.wf);
+    if (isPass || quiet)
+      fact("same output", same ? same.text : pass ? "not checked" : "not checked inside a pass", same &&
+        same.verdict === "different");
+    if (pass && pass.kept.length)
+      facts.push(h("details", h("summary", `${plural(pass.kept.length, "note")} on what ${pass.name} left alone`),
+        h("ul", pass.kept.map((note) => h("li", note)))));
+    this.verdicts.replaceChildren(...facts);
     this.guess.replaceChildren(...(this.guessing ? this.quiz() : []));
-    const note = ((this.host.get("notes") || {})[this.step]) || data.notes[this.step] || "";
-    this.note.replaceChildren(...(note ? [h("b", "", "note "), note] : []));
+    const note = (this.host.get("notes") || data.notes)[this.step];
+    this.note.replaceChildren(...(note ? [h("b", "note "), note] : []));
     this.about();
+    const id = this.row ?? (step ? step.r : null), [made] = id === null ? [] : story.rows.get(id).source;
+    this.userhead.replaceChildren(made && isPass ? `model source · ${made[0]}:${made[1]}` : "");
+    this.listing(this.user, isPass ? made : null, "u");
+    this.listing(this.source, frames[level], "p");
+    this.mute(this.root.querySelector(".f-left"));
+    this.lightRows();
   }
 
   // The rows that each source line edited in this pass, up to this step.
   edited() {
-    const out = new Map(), s = this.story.pass(this.step);
-    for (let j = this.story.span(s).first; j <= this.step; j++) {
-      const step = this.story.steps[j];
-      for (const place of step.w) {
-        const key = `${place[3]}:${place[1]}`;
-        if (!out.has(key)) out.set(key, new Set());
-        for (const id of [step.r, ...(step.m || [])]) if (id !== null) out.get(key).add(id);
+    const out = new Map();
+    for (let j = this.story.span(this.story.pass(this.step)).first; j <= this.step; j++) {
+      const { w, r, m } = this.story.steps[j];
+      for (const place of w) {
+        const ids = out.get(key(place)) || new Set(r === null ? [] : [r]);
+        for (const id of [r, ...m]) if (id !== null) ids.add(id);
+        out.set(key(place), ids);
       }
     }
     return out;
   }
 
-  listing(box, place, kind, counts) {
-    const source = place && place[3] >= 0 ? this.data.sources[place[3]] : null;
+  listing(box, place, kind) {
     box.hidden = !place;
     if (!place) return;
-    const key = source ? `${place[3]}` : `${place[0]}:${place[1]}`;
-    if (box.dataset.key !== key) {
-      box.dataset.key = key;
-      box.replaceChildren(...(source ? source.text.replace(/\n$/, "").split("\n").map((text, k) => {
-        const number = source.line + k, line = h("div", "fxl-code-line", h("span", "no", String(number)), h("span", "", text || " "));
-        line.dataset.line = `${kind}${place[3]}:${number}`;
-        return line;
-      }) : [h("div", "dim", `${place[0]}:${place[1]} in ${place[2]} (no source stored)`)]));
+    const source = this.data.sources[place[3]], about = source ? String(place[3]) : `${place[0]}:${place[1]}`,
+      did = this.edited();
+    if (box.dataset.about !== about) {
+      box.dataset.about = about;
+      box.replaceChildren(...(source ? source.text.trimEnd().split("\n").map((text, k) =>
+        h("div.f-code-line", { "data-line": `${kind}${place[3]}:${source.line + k}` },
+          h("span.no", String(source.line + k)), h("span", text || " ")))
+        : [h("div.dim", `${place[0]}:${place[1]} in ${place[2]} (its text was not stored)`)]));
     }
     for (const line of box.children) {
-      const number = (line.dataset.line || "").slice(1), now = number === `${place[3]}:${place[1]}`;
+      const at = (line.dataset.line || "").slice(1), now = at === key(place);
       line.classList.toggle("now", now);
-      line.classList.toggle("did", counts.has(number));
-      line.classList.toggle("lit", !!this.hover && !!this.hover.lines && this.hover.lines.has(line.dataset.line));
+      line.classList.toggle("did", kind === "p" && did.has(at));
       attrs(line, { "aria-current": now ? "true" : null });
-      if (now && box.dataset.at !== number) {
-        box.dataset.at = number;
-        const y = line.offsetTop - box.offsetTop;
-        if (y < box.scrollTop + 20 || y > box.scrollTop + box.clientHeight - 40) box.scrollTop = Math.max(0, y - box.clientHeight / 2);
-      }
+      const y = line.offsetTop - box.scrollTop;
+      if (now && (y < 0 || y > box.clientHeight - 24)) box.scrollTop += y - box.clientHeight / 2;
     }
   }
 
   changed(step) {
-    const out = [], { story } = this, i = this.step, both = (before, after) => {
-      if (before) out.push(h("div", "was", h("span", "mk", "\u2212 "), elide(before, 400)));
-      if (after) out.push(h("div", "now", h("span", "mk", "+ "), elide(after, 400)));
+    const out = [], i = this.step, both = (before, after) => {
+      if (before) out.push(h("div.minus", `− ${elide(before, 400)}`));
+      if (after) out.push(h("div.plus", `+ ${elide(after, 400)}`));
     };
     if (step.k === "value") return this.value(step.v);
-    if (step.k === "error" || step.k === "result") return out;
-    for (const text of step.b || []) both(text, "");
+    for (const text of step.b || []) both(text);
     for (const text of step.a || []) both("", text);
-    if (step.b || step.a) return out;
+    if (out.length || step.k === "error" || step.k === "result") return out;
     const touched = step.k === "reroute" ? step.m : step.r === null ? [] : [step.r];
     for (const id of touched.slice(0, 5)) {
-      const before = story.text(story.at(id, i - 1).line, i - 1), after = story.text(story.at(id, i).line, i);
-      if (step.k === "create") both("", after);
-      else if (step.k === "erase") both(before, "");
-      else if (before !== after) both(before, after);
+      const before = step.k === "create" ? "" : this.story.line(id, i - 1),
+        after = step.k === "erase" ? "" : this.story.line(id, i);
+      if (before !== after) both(before, after);
     }
-    if (touched.length > 5) out.push(h("div", "dim", `and ${touched.length - 5} more`));
+    if (touched.length > 5) out.push(h("div.dim", `and ${touched.length - 5} more`));
     return out;
   }
 
   // What a run computed here.
   value(v) {
-    const out = [h("div", "", `${v.dtype || ""} ${v.shape || v.text || ""}`)];
-    if (v.min !== undefined && v.min !== null)
-      out.push(h("div", "", `min ${short(v.min)} \u00b7 mean ${short(v.mean)} \u00b7 max ${short(v.max)}`));
-    if (v.histogram && v.histogram.length) {
-      const top = Math.max(...v.histogram, 1), box = svg("svg", { class: "fxl-hist", viewBox: "0 0 160 40", role: "img",
-        "aria-label": `histogram ${v.histogram.join(" ")}` });
-      v.histogram.forEach((n, k) => box.append(svg("rect", { x: k * 10, y: 40 - (38 * n) / top, width: 9, height: (38 * n) / top })));
-      out.push(box);
-    }
-    const facts = [];
-    if (v.bytes !== undefined) facts.push(`${short(v.bytes)}B`);
-    if (v.live_bytes !== undefined) facts.push(`${short(v.live_bytes)}B live`);
+    const facts = [`${v.dtype || ""} ${v.shape || v.text || ""}`], bars = v.histogram || [], top = Math.max(1, ...bars);
+    if (v.mean !== undefined) facts.push(`min ${short(v.min)} · mean ${short(v.mean)} · max ${short(v.max)}`);
+    if (v.bytes !== undefined) facts.push(`${short(v.bytes)}B, ${short(v.live_bytes ?? v.bytes)}B live`);
     if (v.seconds) facts.push(`${short(v.seconds * 1e3)} ms`);
-    if (facts.length) out.push(h("div", "", facts.join(" \u00b7 ")));
-    if (v.freed && v.freed.length) out.push(h("div", "", `freed here: ${v.freed.map((id) => this.nameOf(id)).join(", ")}`));
-    return out;
+    if (v.freed && v.freed.length) facts.push(`freed here: ${v.freed.map((id) => this.nameOf(id)).join(", ")}`);
+    const rects = bars.map((n, k) => svg("rect", { x: k * 10, y: 40 - (38 * n) / top, width: 9,
+      height: (38 * n) / top }));
+    return [...facts.map((fact) => h("div", fact)), bars.length ? svg("svg",
+      { class: "f-hist", viewBox: "0 0 160 40", role: "img",
+      "aria-label": `histogram: ${bars.join(" ")}` }, rects) : ""];
   }
 
   about() {
     this.detail.hidden = this.row === null;
     if (this.row === null) return;
-    const { story } = this, row = story.rows.get(this.row), now = story.at(this.row, this.step);
-    const jump = (id) => button("fxl-link", elide(this.nameOf(id), 40), `select ${this.nameOf(id)}`, () => this.select(id));
-    const list = (label, ids) => h("div", "", h("span", "dim", label), ids.length ? ids.slice(0, 12).map((id) => [jump(id), " "]) : "nothing",
-      ids.length > 12 ? `and ${ids.length - 12} more` : "");
-    const past = row.from.map((id) => id).filter((id) => typeof id === "number" && story.rows.has(id));
-    const words = (this.row, row.from).map((id) => (typeof id === "number" ? this.nameOf(id) : id)).join(" + ");
-    this.detail.replaceChildren(h("div", "full", h("b", "", elide(now.name, 200)), ` ${OPS[now.letter] || now.letter} `, h("code", "", story.text(now.line, this.step))),
-      h("div", "", now.shape || "shape not known"), list("\u25c2 reads ", now.ins), list("\u25b8 read by ", this.users.get(this.row) || []));
-    if (words) add(this.detail, h("div", "", h("span", "dim", "came from "), words, past.length ? h("span", "dim", " (dotted in the gutter)") : null));
-    const { path, source } = row, module = path >= 0 ? this.data.paths[path] : null;
-    if (module) this.detail.append(h("div", "", h("span", "dim", "in "), `${module[1]} ${module[2]}`));
-    if (source.length) this.detail.append(h("div", "", h("span", "dim", "made at "), source.map(([file, line, name]) => `${file}:${line} ${name}`).join(" \u2190 ")));
+    const { path, source, from } = this.story.rows.get(this.row), now = this.now(this.row), dim = (text) =>
+      h("span.dim", text);
+    const links = (label, ids) => [dim(label), ids.length ? ids.slice(0, 8).map((id) =>
+      [button("f-link", elide(this.nameOf(id), 40), `select ${this.nameOf(id)}`, () => this.select(id)),
+        " "]) : "nothing ",
+    ids.length > 8 ? `and ${ids.length - 8} more ` : ""];
+    const known = (id) => typeof id === "number" && this.story.rows.has(id),
+      [, module, type] = this.data.paths[path] || [];
+    this.detail.replaceChildren(
+      h("div.full", h("b", elide(now.name, 200)), ` ${OPS[now.letter]} ${now.shape} `,
+        h("code", this.story.line(this.row, this.step))),
+      h("div", links("◂ reads ", now.ins), links("▸ read by ", this.users.get(this.row) || [])));
+    if (from.length) add(this.detail, h("div", dim("came from "), from.map((id) =>
+      (known(id) ? this.nameOf(id) : String(id))).join(" + ")));
+    const made = source.map(([file, line, name]) => `${file}:${line} ${name}`).join(" ← ");
+    if (module || made) add(this.detail, h("div", module ? [dim("in "), `${module} ${type} `] : "",
+      made ? [dim("made at "), made] : ""));
   }
 
   chrome() {
-    const { data, story } = this, step = story.steps[this.step], now = step ? step.s : -1;
-    this.chips.forEach((chip, s) => {
-      const pass = data.passes[s], count = pass.last - pass.first + 1;
-      const text = s === now ? `${pass.name} ${this.step - pass.first + 1}/${count}` : `${pass.name} ${count > 0 ? count : 0}`;
-      if (chip.firstChild.textContent !== text) chip.firstChild.textContent = text;
-      chip.classList.toggle("on", s === now);
-      attrs(chip, { "aria-current": s === now ? "step" : null });
+    const { data, story } = this, step = story.steps[this.step], s = step ? step.s : -1, pass = data.passes[s];
+    this.chips.forEach((chip, k) => {
+      const { name, first, last } = data.passes[k];
+      const at = k === s ? `${this.step - first + 1}/` : "";
+      chip.firstChild.textContent = `${name} ${at}${Math.max(0, last - first + 1)}`;
+      chip.classList.toggle("on", k === s);
+      attrs(chip, { "aria-current": k === s ? "step" : null });
     });
-    const pass = data.passes[now < 0 ? 0 : now], live = this.frame.slots.filter((slot) => slot.st === 0).length;
-    const start = step ? this.before(now) : live;
-    this.counts.textContent = start === live ? plural(live, "node") : `nodes ${start} \u2192 ${live}`;
-    this.strip.replaceChildren(...(pass ? pass.strip.map((text) => h("span", "", text)) : []));
-    this.strip.hidden = !pass || !pass.strip.length || now < 0;
-    const folded = this.items.reduce((sum, item) => sum + (item.group ? item.slots.filter((slot) => slot.st === 0).length : 0), 0);
-    const legend = Object.entries(OPS).map(([letter, name]) => h("span", "", h("b", `o${letter === "." ? "D" : letter}`, letter), ` ${name}`));
-    for (const [mark, words, name] of [["+", "created", "m0"], ["\u2212", "erased", "m1"], ["~", "changed", "m2"]])
-      legend.push(h("span", "", h("b", name, mark), ` ${words}`));
-    legend.push(h("span", "", "faint: earlier in this pass"));
-    if (folded) legend.push(h("b", "", `${plural(folded, "row")} folded`));
-    if (!this.gaps) legend.push(h("b", "", "gaps closed"));
-    this.legend.replaceChildren(...legend);
-    if (Number(this.slider.value) !== this.step) this.slider.value = this.step;
-    const label = step ? `step ${this.step} of ${story.last} \u00b7 ${elide(step.c, 48)}` : `start, ${plural(story.last, "step")}`;
+    const live = this.frame.slots.filter((slot) => slot.st === 0).length;
+    const before = !step ? live : story.slots(s, step.k === "result" ? step.was : step.p).filter(({ born }) =>
+      born < pass.first).length;
+    this.counts.textContent = before === live ? plural(live, "node") : `nodes ${before} → ${live}`;
+    this.strip.replaceChildren(...(pass ? pass.strip.map((text) => h("span", text)) : []));
+    this.strip.hidden = !pass || !pass.strip.length;
+    const folded = this.items.reduce((sum, { group, slots }) => sum + (group ? slots.filter((one) =>
+      one.st === 0).length : 0), 0);
+    this.legend.replaceChildren(...Object.entries(OPS).map(([letter, name]) => h("span", h("b", letter), ` ${name}`)),
+      ...["+", "-", "~"].map((sign) => h("span", h(`b.${KIND[sign]}`, sign === "-" ? "−" : sign), ` ${WORDS[sign]}`)),
+      "pale: earlier in this pass", folded ? h("b", `${plural(folded, "row")} folded`) : "",
+        this.closed ? h("b", "gaps closed") : "");
+    const label = step ? `step ${this.step} of ${story.last} · ${elide(step.c, 48)}`
+      : `start, ${plural(story.last, "step")}`;
+    this.slider.value = this.step;
     this.code.textContent = label;
-    attrs(this.code, { title: step ? `copy ${step.c}` : null });
     attrs(this.slider, { "aria-valuetext": label });
   }
 
-  before(s) {
-    const step = this.story.steps[this.step], p = step.k === "result" ? step.was : step.p, { first } = this.story.span(s);
-    return this.story.slots(s, p).filter((slot) => slot.born < first).length;
+  click({ target }) {
+    const row = target.closest("[data-index]"), item = row && this.items[row.dataset.index];
+    this.focus();
+    if (item && (item.group || item.slots[0].st < 2)) this.choose(Number(row.dataset.index));
+    if (item && item.group && target.closest(".nm")) this.toggle();
   }
 
-  click(event) {
-    const row = event.target.closest("[data-index]");
-    this.grid.focus({ preventScroll: true });
-    if (!row) return;
-    const item = this.items[row.dataset.index];
-    if (item && (item.group || item.slot.st !== 2)) this.choose(Number(row.dataset.index));
-    if (item && item.group && event.target.closest(".nm")) this.toggle();
-  }
+  made(id, at) { return this.story.rows.get(id).source.some((place) => key(place) === at); }
 
   // Hovering a row or a source line lights up the other two.
   light(what) {
-    const key = what ? what.line || (what.row && (what.row.group ? what.row.group.key : what.row.slot.id)) : null;
-    if (key === this.lightKey) return;
-    this.lightKey = key;
-    let hover = null;
-    if (what && what.line) {
-      const at = what.line.slice(1);
-      let ids = new Set(this.edited().get(at) || []);
-      if (what.line[0] === "u" || this.data.passes[this.story.pass(this.step)]?.kind !== "pass")
-        ids = new Set([...ids, ...this.frame.slots.map((slot) => slot.id).filter((id) => this.story.rows.get(id).source.some((w) => `${w[3]}:${w[1]}` === at))]);
-      hover = { ids, lines: new Set([what.line]) };
-    } else if (what && what.row && what.row.slot) {
-      const { id } = what.row.slot, lines = new Set();
-      for (const [line, ids] of this.edited()) if (ids.has(id)) lines.add(`p${line}`);
-      for (const w of this.story.rows.get(id).source) { lines.add(`u${w[3]}:${w[1]}`); lines.add(`p${w[3]}:${w[1]}`); }
-      hover = { ids: new Set([id]), lines };
+    if (what === this.lit) return;
+    this.lit = what;
+    const ids = new Set(), lines = new Set();
+    if (typeof what === "string") {
+      const at = what.slice(1), span = this.story.span(this.story.pass(this.step));
+      for (const id of (what[0] === "p" && this.edited().get(at)) || []) ids.add(id);
+      if (what[0] === "u" || span.kind !== "pass") for (const { id } of this.frame.slots) if (this.made(id,
+        at)) ids.add(id);
+      lines.add(what);
+    } else if (what && !what.group) {
+      const { id } = what.slots[0];
+      ids.add(id);
+      for (const [line, rows] of this.edited()) if (rows.has(id)) lines.add(`p${line}`);
+      for (const place of this.story.rows.get(id).source) lines.add(`u${key(place)}`).add(`p${key(place)}`);
     }
-    this.hover = hover;
-    this.paint();
-    for (const box of [this.source, this.user])
-      for (const line of box.children) line.classList.toggle("lit", !!hover && hover.lines.has(line.dataset.line));
+    this.lights = { ids, lines };
+    this.lightRows();
+  }
+
+  lightRows() {
+    const { ids, lines } = this.lights || { ids: new Set(), lines: new Set() };
+    for (const row of this.canvas.querySelectorAll("[data-index]"))
+      row.classList.toggle("lit", this.items[row.dataset.index].slots.some(({ id }) => ids.has(id)));
+    for (const line of this.root.querySelectorAll("[data-line]")) line.classList.toggle("lit",
+      lines.has(line.dataset.line));
   }
 
   chooseLine(line) {
-    if (this.guessing && !this.judged && line[0] === "p") return this.judge({ line: line.slice(1) });
-    const ids = this.edited().get(line.slice(1)), first = ids && [...ids].find((id) => this.place.has(id) || this.ghosts.has(id));
-    const own = this.frame.slots.find((slot) => this.story.rows.get(slot.id).source.some((w) => `${w[3]}:${w[1]}` === line.slice(1)));
-    if (line[0] === "p" && first !== undefined) return this.select(first);
-    return own ? this.select(own.id) : undefined;
+    const at = line.slice(1);
+    if (this.guessing && line[0] === "p") { this.judge(null, at); return; }
+    const ids = line[0] === "p" ? [...(this.edited().get(at) || [])] : [];
+    const found = [...ids, ...this.frame.slots.map(({ id }) => id).filter((id) => this.made(id, at))].find((id) =>
+      this.place.has(id) || this.ghosts.has(id));
+    if (found !== undefined) this.select(found);
   }
 
-  matching(query) {
-    const wanted = query.toLowerCase(), out = [];
-    const hit = (slot) => {
-      if (slot.st === 2) return false;
-      const now = this.story.at(slot.id, this.step), { source } = this.story.rows.get(slot.id);
-      return [now.name, now.target, OPS[now.letter], now.shape, ...source.map((w) => `${w[0]}:${w[1]}`)]
-        .some((text) => text && text.toLowerCase().includes(wanted));
+  matching() {
+    const wanted = this.query.toLowerCase(), out = [];
+    const hit = ({ id, st }) => {
+      const now = this.now(id), texts = [now.name, now.target, OPS[now.letter], now.shape,
+        ...this.story.rows.get(id).source.map((w) => `${w[0]}:${w[1]}`)];
+      return st < 2 && texts.some((text) => text && text.toLowerCase().includes(wanted));
     };
-    this.items.forEach((item, index) => { if ((item.group ? item.slots : [item.slot]).some(hit)) out.push(index); });
-    this.total = this.frame.slots.filter(hit).length;
+    if (wanted) this.items.forEach(({ slots }, index) => { if (slots.some(hit)) out.push(index); });
+    this.total = wanted ? this.frame.slots.filter(hit).length : 0;
     return out;
   }
 
   find(query, by) {
     this.query = query.trim();
-    const code = this.query.match(/^(.*?):(\d+)(?:\/(.*))?$/s);
-    if (by && code && this.data.passes.some((pass) => pass.name === code[1])) {
-      this.go(Number(code[2]));
-      if (code[3]) this.pick(code[3]);
+    const [, name, step, row] = this.query.match(/^(.*):(\d+)(?:\/(.*))?$/s) || [];
+    if (by && this.data.passes.some((pass) => pass.name === name)) {
+      this.go(Number(step));
+      if (row) this.pick(row);
       return;
     }
-    this.hits = this.query ? this.matching(this.query) : [];
-    if (this.hits.length) {
-      const now = this.chosen();
-      let next = by < 0 ? [...this.hits].reverse().find((at) => at < now) : this.hits.find((at) => (by ? at > now : at >= now));
-      if (next === undefined) next = by < 0 ? this.hits[this.hits.length - 1] : this.hits[0];
-      if (by && this.items[next].group) {
-        this.folds.set(this.items[next].group.key, true);
-        this.show();
-        return this.find(query, by);
-      }
-      this.choose(next);
-    } else this.paint();
-    this.found.textContent = this.query ? `${this.hits.length ? `${this.hits.indexOf(this.chosen()) + 1} of ` : ""}${this.total || 0} found` : "";
+    const hits = (this.hits = this.matching()), now = this.chosen();
+    const next = by < 0 ? [...hits].reverse().find((at) => at < now) : hits.find((at) => (by ? at > now : at >= now));
+    const at = next ?? (by < 0 ? hits[hits.length - 1] : hits[0]);
+    if (at !== undefined && by && this.items[at].group) {
+      this.folds.set(this.items[at].group.key, true);
+      this.group = null;
+      this.show();
+      this.find(query, by);
+      return;
+    }
+    if (at !== undefined) this.choose(at); else this.paint();
+    const which = at === undefined ? "" : `${hits.indexOf(at) + 1} of `;
+    this.found.textContent = this.query ? `${which}${this.total} found` : "";
   }
 
   predict(on) {
     if (this.guessing === on) return;
-    this.guessing = on;
-    this.judged = null;
+    Object.assign(this, { guessing: on, judged: null });
     this.predictButton.classList.toggle("on", on);
-    attrs(this.predictButton, { "aria-pressed": on ? "true" : "false" });
-    this.host.set("predict", on);
+    attrs(this.predictButton, { "aria-pressed": String(on) });
     this.root.classList.toggle("predicting", on);
+    this.host.set("predict", on);
     if (this.frame) this.show();
   }
 
   quiz() {
-    if (this.step >= this.story.last) return [h("div", "dim", "This was the last step.")];
-    const show = button("fxl-b", "show me", "show the next step", () => { this.go(this.step + 1); });
-    if (this.judged) return [h("div", this.judged.right ? "right" : "wrong", this.judged.text), show];
-    const kinds = ["create", "reroute", "erase", "args", "move", "rename", "target", "module"];
-    const buttons = kinds.map((kind) => button("fxl-b", kind, `guess: ${kind} at the selected row`, () => this.judge({ kind })));
-    return [h("div", "", "What comes next? Select a row, then an edit; or pick a line of the pass."), h("div", "fxl-kinds", buttons, show)];
+    if (this.step >= this.story.last) return [h("div.dim", "This was the last step.")];
+    const next = button("f-b", "show me", "show the next step", () => { this.go(this.step + 1); this.focus(); });
+    if (this.judged) return [h(`div.${this.judged.right ? "right" : "wrong"}`, { role: "status" }, this.judged.text),
+      next];
+    const kinds = ["create", "reroute", "erase", "args", "move", "rename", "target", "module"].map((kind) =>
+      button("f-b", kind, `guess: ${kind} at the selected row`, () => this.judge(kind)));
+    return [h("div", "What comes next? Select a row, then an edit; or pick a line of the pass."),
+      h("div.f-kinds", kinds, next)];
   }
 
   // Any edit that the pass may do next in the same match is a right guess.
-  judge({ kind, line }) {
-    const next = this.story.match(this.step), right = next.find((step) => {
-      if (line) return (step.w || []).some((w) => `${w[3]}:${w[1]}` === line);
-      const near = [step.r, ...(step.m || []), ...(step.e ? [step.e[2]] : [])];
-      return step.k === kind && near.includes(this.row);
-    });
-    const first = next[0];
-    this.judged = { right: !!right, text: right ? `Yes: ${right.t}` : `Not next. What comes: ${first ? first.t : "nothing"}` };
+  judge(kind, line) {
+    const next = this.story.match(this.step), right = next.find(({ w, k, r, m, e }) =>
+      (line ? w.some((place) => key(place) === line) : k === kind && [r, ...m,
+        ...(e ? [e[2]] : [])].includes(this.row)));
+    this.judged = { right,
+      text: right ? `Yes: ${right.t}` : `Not next. What comes: ${next.length ? next[0].t : "nothing"}` };
     this.tell();
-    this.grid.focus({ preventScroll: true });
+    this.focus();
   }
 
-  // Wall mode fills the window from the browser's top layer, so that no ancestor of a notebook clips it.
+  // Wall mode fills the window from the browser's top layer, so that no part of a notebook clips it.
   wall(on) {
     if (this.isWall === on) return;
     this.isWall = on;
-    this.root.classList.toggle("wall", on);
-    if (on && this.root.showPopover) { this.root.setAttribute("popover", "manual"); if (this.root.isConnected) this.root.showPopover(); }
-    else if (this.root.hasAttribute("popover")) { if (this.root.isConnected) this.root.hidePopover(); this.root.removeAttribute("popover"); }
+    const { root } = this;
+    root.classList.toggle("wall", on);
+    if (root.showPopover && on) { root.popover = "manual"; if (root.isConnected) root.showPopover(); }
+    if (!on) root.removeAttribute("popover");
     this.host.set("wall", on);
-    this.resize();
-    if (this.frame) { this.scrolled = false; this.show(); this.grid.focus({ preventScroll: true }); }
+    this.wide = 0;
+    if (this.frame) { this.show(true); this.focus(); }
   }
 
   help() {
     this.helpBox.hidden = !this.helpBox.hidden;
-    if (!this.helpBox.hidden) this.helpBox.querySelector("button").focus(); else this.grid.focus({ preventScroll: true });
+    if (this.helpBox.hidden) this.focus(); else this.helpBox.querySelector("button").focus();
   }
 
-  // The kernel draws the classic picture; without one it says so.
+  // The kernel draws the classic picture on demand. Called by the button, by a new step, and with the kernel's reply.
   picture(reply) {
     if (!this.host.ask) return;
-    if (!reply) {
-      this.tab = this.tab === "code" ? "picture" : "code";
-      this.tabButton.textContent = this.tab === "code" ? "picture" : "code";
-      this.pane.hidden = this.tab === "code";
-      this.grid.hidden = this.tab !== "code";
-      if (this.tab === "code") { this.resize(); return; }
-      this.pane.replaceChildren("drawing \u2026 (this needs the notebook's kernel)");
-    }
-    if (reply && reply.text) this.pane.replaceChildren(reply.text);
-    else if (reply) {
-      this.pane.replaceChildren(attrs(h("img"), { src: `data:image/svg+xml;base64,${reply.svg}`,
+    if (reply && reply.kind) {
+      this.pane.replaceChildren(reply.text || h("img", { src: `data:image/svg+xml;base64,${reply.svg}`,
         alt: `graph of step ${reply.step}` }));
+      return;
     }
-    if (!reply) { this.asked = this.step; this.host.ask({ kind: "picture", step: this.step }); }
+    const on = reply === "again" || this.pane.hidden;
+    this.pane.hidden = !on;
+    this.grid.hidden = on;
+    this.tabButton.textContent = on ? "code" : "picture";
+    if (!on) { this.resize(); return; }
+    this.pane.replaceChildren("drawing … (the notebook's kernel does it)");
+    this.host.ask({ kind: "picture", step: this.step });
   }
 
   leave() {
-    if (!this.helpBox.hidden) return this.help();
-    if (document.activeElement === this.search) return this.grid.focus({ preventScroll: true });
-    if (this.isWall) return this.wall(false);
-    const outside = this.root.closest(".jp-Cell, .jp-Notebook");
-    if (document.activeElement) document.activeElement.blur();
-    if (outside && outside.tabIndex >= -1) outside.focus({ preventScroll: true });
-    return undefined;
+    if (!this.helpBox.hidden) this.help();
+    else if (document.activeElement === this.search) this.focus();
+    else if (this.isWall) this.wall(false);
+    else {
+      const cell = this.root.closest(".jp-Cell, .jp-Notebook");
+      document.activeElement.blur();
+      if (cell) cell.focus({ preventScroll: true });
+    }
   }
 
-  key(event) {
-    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.key === "Tab") return;
-    const { key, shiftKey } = event, typing = event.target === this.search;
-    const onButton = event.target.tagName === "BUTTON" || event.target.tagName === "SUMMARY" || event.target.type === "checkbox";
-    const done = () => { event.preventDefault(); event.stopPropagation(); };
-    if (key === "Escape") { done(); this.leave(); return; }
-    if (typing) {
+  press(event) {
+    const { key: name, shiftKey, target } = event, by = shiftKey ? -1 : 1;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || name === "Tab") return;
+    const act = {
+      Escape: () => this.leave(), ArrowLeft: () => (shiftKey ? this.goPass(-1) : this.go(this.step - 1)),
+      ArrowRight: () => (shiftKey ? this.goPass(1) : this.go(this.step + 1)), PageUp: () => this.goPass(-1),
+      PageDown: () => this.goPass(1), Home: () => this.go(0), End: () => this.go(this.story.last),
+      ArrowUp: () => this.along(-1), ArrowDown: () => this.along(1), Enter: () => this.toggle(), n: () =>
+        this.nextChange(by),
+      i: () => this.row !== null && this.toward(this.now(this.row).ins), u: () => this.toward(this.users.get(this.row)),
+      c: () => { this.closed = !this.closed; this.show(true); }, p: () => this.predict(!this.guessing),
+      w: () => this.wall(!this.isWall), "?": () => this.help(), "/": () =>
+        { this.search.focus(); this.search.select(); },
+    };
+    let run = act[name] || act[name.toLowerCase()];
+    if (target === this.search && name !== "Escape") {
       event.stopPropagation();
-      if (key === "Enter") { event.preventDefault(); this.find(this.search.value, shiftKey ? -1 : 1); }
+      if (name !== "Enter") return;
+      run = () => this.find(this.search.value, by);
+    } else if (target !== this.grid && target !== this.slider && ["Enter", " "].includes(name)) {
+      event.stopPropagation();
       return;
     }
-    if (onButton && (key === "Enter" || key === " ")) { event.stopPropagation(); return; }
-    const act = {
-      ArrowLeft: () => (shiftKey ? this.goPass(-1) : this.go(this.step - 1)),
-      ArrowRight: () => (shiftKey ? this.goPass(1) : this.go(this.step + 1)),
-      PageUp: () => this.goPass(-1), PageDown: () => this.goPass(1),
-      Home: () => this.go(0), End: () => this.go(this.story.last),
-      n: () => this.nextChange(1), N: () => this.nextChange(-1),
-      ArrowUp: () => this.along(-1), ArrowDown: () => this.along(1),
-      i: () => this.toward("in"), u: () => this.toward("out"), I: () => this.toward("in"), U: () => this.toward("out"),
-      Enter: () => this.toggle(), c: () => { this.gaps = !this.gaps; this.scrolled = false; this.show(); },
-      p: () => this.predict(!this.guessing), w: () => this.wall(!this.isWall), "?": () => this.help(),
-      "/": () => { this.search.focus(); this.search.select(); },
-    };
-    const run = act[key] || act[key.toLowerCase()];
     if (!run) return;
-    done();
+    event.preventDefault();
+    event.stopPropagation();
     run();
   }
 }
 
-// ---- the two hosts: a Jupyter widget, and a page of its own
+// The two hosts: a Jupyter widget, and a page of its own.
 
 async function unpack(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -1283,12 +1086,10 @@ async function unpack(bytes) {
 }
 
 async function render({ model, el }) {
-  const bytes = model.get("_story"), root = h("div", "fxl");
-  el.append(root);
-  const data = await unpack(bytes.buffer ? new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength) : bytes);
+  const bytes = model.get("_story"), root = h("div.fxl"), offs = [];
   let own = false;
-  const offs = [];
-  const host = {
+  el.append(root);
+  const viewer = new Viewer(root, await unpack(bytes), {
     get: (name) => model.get(name),
     set: (name, value) => {
       if (model.get(name) === value) return;
@@ -1299,26 +1100,26 @@ async function render({ model, el }) {
     },
     on: (name, run) => {
       const event = name === "picture" ? "msg:custom" : `change:${name}`;
-      const call = name === "picture" ? (message) => { if (message && message.kind === name) run(message); } : () => { if (!own) run(); };
+      const call = (message) => { if (name === "picture" ? message.kind === name : !own) run(message); };
       model.on(event, call);
       offs.push(() => model.off(event, call));
     },
     ask: (message) => model.send(message),
-  };
-  const viewer = new Viewer(root, data, host);
+  });
   return () => { viewer.close(); offs.forEach((off) => off()); };
 }
 
 // A page calls this with its story in base64; the address keeps the step (#12).
 export async function open(root, packed, values) {
-  const data = await unpack(Uint8Array.from(atob(packed), (c) => c.charCodeAt(0))), kept = { ...values };
-  const at = Number(location.hash.slice(1));
-  if (at) kept.step = at;
+  const data = await unpack(Uint8Array.from(atob(packed), (c) => c.charCodeAt(0))),
+    kept = { notes: data.notes, ...values };
+  kept.step = Number(location.hash.slice(1)) || kept.step;
   return new Viewer(root, data, {
-    get: (name) => kept[name], on: () => {},
+    get: (name) => kept[name],
+    on: () => {},
     set: (name, value) => {
       kept[name] = value;
-      if (name === "step") history.replaceState(null, "", value ? `#${value}` : location.pathname);
+      if (name === "step") history.replaceState(null, "", `#${value}`);
     },
   });
 }
