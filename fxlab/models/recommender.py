@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ def _linear(width_in: int, width_out: int) -> nn.Linear:
 
     The widest model has 800 MB of weights: drawing them twice takes seconds.
     """
-    layer = nn.utils.skip_init(nn.Linear, width_in, width_out)
+    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width_in, width_out))
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer

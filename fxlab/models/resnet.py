@@ -91,6 +91,14 @@ def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Sequential
     )
 
 
+def _stage(
+    block: type[BasicBlock | Bottleneck], channels_in: int, width: int, depth: int, stride: int
+) -> nn.Sequential:
+    """Stack ``depth`` blocks, of which the first changes the number of channels and the size."""
+    rest = [block(width * block.expansion, width) for _ in range(depth - 1)]
+    return nn.Sequential(block(channels_in, width, stride), *rest)
+
+
 class ResNet(nn.Module):
     """A residual network for images of about 224 x 224.
 
@@ -111,15 +119,13 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        channels = 64
-        for stage, (depth, width) in enumerate(zip(depths, (64, 128, 256, 512), strict=True)):
-            blocks = []
-            for index in range(depth):
-                blocks.append(block(channels, width, 2 if stage and not index else 1))
-                channels = width * block.expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        widths = [64 * block.expansion * 2**stage for stage in range(4)]
+        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _stage(block, widths[0], 128, depths[1], stride=2)
+        self.layer3 = _stage(block, widths[1], 256, depths[2], stride=2)
+        self.layer4 = _stage(block, widths[2], 512, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(channels, classes)
+        self.fc = nn.Linear(widths[3], classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
