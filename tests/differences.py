@@ -1,0 +1,186 @@
+"""The one table of deliberate differences between fxlab and torch.fx; README prints it.
+
+Each row is a kind of program, not one program. Tests look rows up by name: a parity test may expect
+another answer than torch.fx's only where a row says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One deliberate difference: what torch.fx 2.13 does, what fxlab does, and why."""
+
+    name: str
+    torch_fx: str
+    fxlab: str
+    why: str
+
+
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "in-place operators",
+        "`x += 1` is recorded as `x + 1`; the caller's tensor keeps its value",
+        "recorded as `operator.iadd(x, 1)`, which the caller sees, as in eager mode",
+        "the traced program must do what the program does",
+    ),
+    Difference(
+        "item assignment",
+        "`x[0] = 1` on a Proxy is a TypeError",
+        "recorded as `operator.setitem`",
+        "it is an operation like any other, and has an effect that passes respect",
+    ),
+    Difference(
+        "regions",
+        "`with torch.no_grad():` (autocast, inference_mode, record_function) vanishes",
+        "a pair of enter and exit nodes that prints as a `with` block; no pass moves across it",
+        "gradients and dtypes would change without a word",
+    ),
+    Difference(
+        "training flag",
+        "`training=self.training` is frozen at the value it had while tracing",
+        "a `get_attr` node that reads the flag when the module runs",
+        "`train()` and `eval()` of the traced module keep their meaning",
+    ),
+    Difference(
+        "errors of the tracer",
+        "a TypeError, NameError or a text without a line for a branch, loop, `len`, `int`, ...",
+        "always a TraceError, also of the type that Python promises; node, line, ways out",
+        "a failed capture must name the place and what to try",
+    ),
+    Difference(
+        "what is lost is said",
+        "an f-string, `isinstance`, a random constant, a Proxy stored on the model: silently baked",
+        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`",
+        "a trace must not change meaning without a word",
+    ),
+    Difference(
+        "shapes at trace time",
+        "`n, *rest = x.shape`, `f(*x.shape)` are errors",
+        "work when `example_inputs` make the rank known",
+        "published models do this",
+    ),
+    Difference(
+        "factories of Proxies",
+        "`torch.zeros(x.shape[0])` and `torch.arange(x.size(0))` are TypeErrors",
+        "recorded as `call_function`",
+        "the size is a value of the program",
+    ),
+    Difference(
+        "tensor constants",
+        "stored on the user's model while tracing; a second trace finds them there",
+        "stored on the new GraphModule; the model is left exactly as it was",
+        "capture must not change what it captures",
+    ),
+    Difference(
+        "edits and code",
+        "the generated code is stale until `recompile()`",
+        "the next call compiles; `recompile()` is allowed and cheap. Exception: what "
+        "`torch.compile(fullgraph=True)` compiled before the edit stays as it was",
+        "stale code gives wrong numbers silently",
+    ),
+    Difference(
+        "dead code",
+        "`eliminate_dead_code` erases in-place methods, `out=`, train-mode batch norm, print",
+        "one purity table keeps what has an effect; `like_torch=True` gives torch.fx's answer",
+        "erasing an effect changes the program",
+    ),
+    Difference(
+        "lint",
+        "passes two outputs, a placeholder after an operation, users that do not agree with inputs",
+        "a LintError that names the node and the rule",
+        "`lint` is the definition of a valid graph",
+    ),
+    Difference(
+        "copies and pickles",
+        "pickle re-traces the source: names, meta and user attributes are lost",
+        "the graph itself is kept: names, order, types, meta",
+        "provenance must survive",
+    ),
+    Difference(
+        "signatures",
+        "keyword-only parameters lose their kind; defaults and annotations are pasted as text",
+        "names, kinds, order, defaults (the same objects) and annotations are kept",
+        "callers use keywords",
+    ),
+    Difference(
+        "constants in code",
+        "objects as arguments are printed by `repr`, which may fail or mean something else",
+        "a constant table holds the object itself",
+        "no `repr` of a user's object is ever executed",
+    ),
+    Difference(
+        "containers in outputs",
+        "an OrderedDict becomes a dict",
+        "the same type comes back, or a clear error",
+        "callers rely on the type",
+    ),
+    Difference(
+        "print_readable",
+        "prints; the returned text needs `print_output=False`",
+        "returns the text, and prints it only when asked to",
+        "a notebook shows what a call returns",
+    ),
+    Difference(
+        "place of a replacement",
+        "`replace_pattern` puts new nodes before the first reader of the match",
+        "puts them where the match's last node stood",
+        "an in-place operation between the match and its reader would be seen by the new nodes",
+    ),
+    Difference(
+        "matches that cannot be one step",
+        "replaced although something between their nodes writes into tensors or opens a region",
+        "left alone; `explain_mismatch` names the node in the way",
+        "moving a read past a write changes its value",
+    ),
+    Difference(
+        "matches back to back",
+        "a match that reads another one through a list keeps reading erased nodes",
+        "reads the replacement; overlapping matches: the first counts, as in torch.fx",
+        "torch.fx's result fails its own lint",
+    ),
+    Difference(
+        "arguments in patterns",
+        "nodes in dicts and slices never match; keyword order matters; `nan` never equals `nan`",
+        "dicts and slices are matched by their parts, keywords by name, `nan` is `nan`",
+        "they mean the same call",
+    ),
+    Difference(
+        "unusable patterns",
+        "a KeyError or AssertionError for unused parameters and dead code",
+        "a RewriteError that names the pattern's node and says what to write",
+        "the error should say what is wrong with the pattern",
+    ),
+    Difference(
+        "constants of a replacement",
+        "a tensor made inside a replacement function is not copied; running the result fails",
+        "copied into the edited module under a free name",
+        "the result must run",
+    ),
+)
+
+MISSING: dict[str, str] = {
+    # torch.fx's name -> why fxlab does not have it
+    "graph_module.reduce_graph_module": "unpickling helper of torch.fx's re-tracing pickle; fxlab "
+    "pickles the graph itself",
+    "graph_module.reduce_package_graph_module": "the same, for torch.package",
+    "proxy.MetaProxy": "an experiment of torch.fx that executes fake tensors while tracing; "
+    "`example_inputs` of symbolic_trace serves the purpose",
+    "graph.Graph.create_size_node": "belongs to torch.export's symbolic shapes; write "
+    "`graph.call_method('size', (x, 0))`",
+    "graph.Graph.create_stride_node": "the same: `graph.call_method('stride', (x, 0))`",
+    "graph.Graph.create_storage_offset_node": "`graph.call_method('storage_offset', (x,))`",
+    "graph.Graph.materialize_symint": "turns torch.export's symbolic sizes into nodes; needs its "
+    "shape environment",
+    "graph.Graph.materialize_symints": "the same, for several",
+    "_symbolic_trace.is_fx_tracing_warning": "warns about a deprecated function of torch.compiler",
+}
+
+
+def markdown() -> str:
+    """Return the table as README prints it."""
+    rows = ["| | torch.fx 2.13 | fxlab | why |", "|---|---|---|---|"]
+    rows += [f"| {d.name} | {d.torch_fx} | {d.fxlab} | {d.why} |" for d in DIFFERENCES]
+    return "\n".join(rows)
