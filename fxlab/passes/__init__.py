@@ -1,0 +1,42 @@
+"""The paper's analyses and transforms (section 6), each in one short file that reads as a lesson.
+
+Which question has a pass? What does a value look like: ``shape_prop``. What does it cost:
+``cost``, ``Device``, ``profile``. What can be computed once, earlier, or not at all: ``dce``,
+``cse``, ``const_fold``, ``fuse_conv_bn``. In fewer bits: ``amp``. As fast as this CPU can:
+``optimize_for_inference``. ``PassManager`` runs a list of them and checks each.
+
+The functions are bound here after their modules are loaded, so ``fxlab.passes.cost`` is the
+function, whatever is imported later; ``from fxlab.passes.cost import Cost`` finds the module.
+"""
+
+from __future__ import annotations
+
+from fxlab.passes import shape_prop as _shape_prop_module
+from fxlab.passes.amp import amp
+from fxlab.passes.base import PassBase, PassResult, Report, as_pass, report
+from fxlab.passes.cleanup import const_fold, cse, dce
+from fxlab.passes.cost import Cost, NodeCost, cost
+from fxlab.passes.fuse import fold_conv_bn, fuse_conv_bn
+from fxlab.passes.manager import Difference, PassError, PassManager, PassRow, compare
+from fxlab.passes.optimize import optimize_for_inference, remove_dropout
+from fxlab.passes.profile import Profile, profile
+from fxlab.passes.roofline import Device, Prediction, calibrate
+from fxlab.passes.shape_prop import (
+    ShapeError,
+    ShapeProp,
+    TensorMetadata,
+    shape_prop,
+    shape_text,
+)
+
+__all__ = [
+    "Cost", "Device", "Difference", "NodeCost", "PassBase", "PassError", "PassManager",
+    "PassResult", "PassRow", "Prediction", "Profile", "Report", "ShapeError", "ShapeProp",
+    "TensorMetadata", "amp", "as_pass", "calibrate", "compare", "const_fold", "cost", "cse", "dce",
+    "fold_conv_bn", "fuse_conv_bn", "optimize_for_inference", "profile", "remove_dropout",
+    "report", "shape_prop", "shape_text",
+]  # fmt: skip
+
+# torch.fx has a module of this name: the function answers for it.
+for _name in _shape_prop_module.__all__:
+    setattr(shape_prop, _name, getattr(_shape_prop_module, _name))

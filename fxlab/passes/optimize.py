@@ -1,0 +1,353 @@
+"""Everything that makes a trained network faster on this CPU, chosen by measurement.
+
+Beyond the paper: folding batch norm (Figure 7) is the first step. Two more follow the hardware.
+Dropout does nothing in eval mode and goes. A convolution with the addition and the ReLU after it
+is one kernel of oneDNN, which reads weights that were put into its blocked layout once, ahead of
+time, and values with the channels last. Whether that pays depends on the sizes and the machine, so
+each group is timed both ways on tensors of its own shapes, and in the end the whole program.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.node import Node
+from fxlab.core.purity import effect
+from fxlab.core.tracer import symbolic_trace
+from fxlab.passes.alias import Memory
+from fxlab.passes.base import as_pass, copy_sharing_tensors, report
+from fxlab.passes.fuse import fuse_conv_bn
+from fxlab.passes.shape_prop import shape_prop
+
+__all__ = ["PackedConv2d", "optimize_for_inference", "remove_dropout"]
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_ADDS = (operator.add, operator.iadd, torch.add)
+_RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
+# These give equal numbers for both orders of memory; others may ask for a contiguous tensor.
+_ANY_LAYOUT = (*_ADDS, *_RELUS, operator.mul, operator.sub, torch.cat, torch.sigmoid, F.max_pool2d,
+               F.avg_pool2d, F.adaptive_avg_pool2d, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d,
+               nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.Conv2d, nn.Sigmoid, nn.SiLU)  # fmt: skip
+
+
+class PackedConv2d(nn.Module):
+    """A Conv2d, an addition (optional) and a ReLU (optional) as one oneDNN kernel.
+
+    The weight is kept in the blocked layout that oneDNN chose for this input shape; other shapes
+    work too. It is no parameter: this module is for inference only, and ``state_dict`` is empty.
+
+    Args:
+        conv: The convolution: float32, on a CPU, padded with zeros.
+        input_shape: The shape (N, C, H, W) to choose the layout for.
+        add: Whether ``forward`` gets a second tensor that is added before the ReLU.
+        relu: Whether a ReLU follows.
+    """
+
+    def __init__(self, conv: nn.Conv2d, input_shape: Sequence[int], add: bool, relu: bool) -> None:
+        super().__init__()
+        self.geometry = (list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups)
+        self.input_shape = list(input_shape)
+        self.add, self.relu = add, relu
+        # True: the sum is written into the second tensor, which nobody reads any more.
+        self.inplace = False
+        self.bias = None if conv.bias is None else conv.bias.detach()
+        self._pack(conv.weight.detach())
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        pack = torch.ops.mkldnn._reorder_convolution_weight
+        self.weight = pack(weight.contiguous(), *self.geometry, self.input_shape)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        """Return relu(conv(x) + other), channels last; f32[N, C, H, W] -> f32[N, K, H', W']."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        weights = (self.weight, self.bias, *self.geometry)
+        if not self.add:
+            last = ("relu" if self.relu else "none", [], "")
+            return torch.ops.mkldnn._convolution_pointwise(x, *weights, *last)
+        last = ("add", 1.0, "relu" if self.relu else None, [], None)
+        other = other.contiguous(memory_format=torch.channels_last)
+        if self.inplace:
+            return torch.ops.mkldnn._convolution_pointwise_.binary(other, x, *weights, *last)
+        return torch.ops.mkldnn._convolution_pointwise.binary(x, other, *weights, *last)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state with the weight in torch's own layout, so that it copies and pickles."""
+        return {**self.__dict__, "weight": self.weight.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore, and pack the weight again."""
+        super().__setstate__(state)
+        self._pack(self.__dict__.pop("weight"))
+
+    def extra_repr(self) -> str:
+        """Say what is fused and where the sum goes."""
+        return f"add={self.add}, relu={self.relu}, inplace={self.inplace}"
+
+
+@as_pass
+def remove_dropout(gm: GraphModule) -> GraphModule:
+    """Edit ``gm`` in place: erase dropout that is off (eval mode); return ``gm``."""
+    changed, kept = [], []
+    for node in list(gm.graph.nodes):
+        if node.op == "call_module" and isinstance(gm.get_submodule(node.target), _DROPOUTS):
+            off = not gm.get_submodule(node.target).training
+        elif node.op == "call_function" and node.target in (F.dropout, torch.dropout):
+            position = 2
+            given = node.args[position] if len(node.args) > position else True
+            off = node.kwargs.get("training", node.kwargs.get("train", given)) is False
+        else:
+            continue
+        if not off:
+            kept.append(f"{node.name} kept: it is in train mode, or may be")
+            continue
+        node.replace_all_uses_with(node.all_input_nodes[0])
+        gm.graph.erase_node(node)
+        changed.append(f"erased {node.name}: it returned its input")
+    gm.graph.lint()
+    report(gm, "remove_dropout", changed, kept)
+    return gm
+
+
+@as_pass
+def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> GraphModule:
+    """Return a new, faster module for inference on a CPU; ``gm`` is left as it is.
+
+    Batch norms are folded, dropout is removed, and groups of convolution (+ add) (+ ReLU) become
+    one oneDNN kernel with packed weights, wherever that was faster here, now, with torch's current
+    number of threads. float32 results move by rounding only.
+
+    Args:
+        gm: A module in eval mode; traced if it is no GraphModule.
+        inputs: Example inputs (a tensor, or a tuple), whose shapes are measured.
+        repeats: Measurements of each candidate; the fastest of each counts.
+
+    Returns:
+        A new GraphModule. Its report ``optimize_for_inference`` has the seconds of each group and
+        of the whole program, and what was left alone.
+    """
+    inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    gm = gm if isinstance(gm, GraphModule) else symbolic_trace(gm)
+    folded = copy_sharing_tensors(gm)
+    fuse_conv_bn(folded)
+    remove_dropout(folded)
+    shape_prop(folded, *inputs)
+    work = copy_sharing_tensors(folded)
+    changed, kept, seconds = [], [], {}
+    with torch.no_grad():
+        for group in _groups(work, kept):
+            key = group.key()
+            if key not in seconds:
+                seconds[key] = group.measure(repeats)
+            eager, packed = seconds[key]
+            times = f"{packed * 1e3:.2f} ms packed, {eager * 1e3:.2f} ms eager"
+            # An eager group between packed ones makes values change their layout twice.
+            if packed < 1.2 * eager:
+                group.replace(work)
+                changed.append(f"{group.text()}: {times}")
+            else:
+                kept.append(f"{group.text()} kept: {times}")
+        _write_into_dead_values(work)
+        _keep_layout_inside(work)
+        work.delete_all_unused_submodules()
+        work.graph.lint()
+        programs = {"as given": gm, "folded": folded, "packed": work}
+        whole = _fastest({name: lambda p=p: p(*inputs) for name, p in programs.items()}, repeats)
+    best = min(whole, key=whole.get)
+    if best == "as given":
+        best = "folded"  # the same numbers for less work; a difference here is noise
+    if best != "packed":
+        kept.append(f"the whole program was fastest {best}, so no group is packed")
+        changed = []
+    result = programs[best]
+    facts = {f"seconds {name}": value for name, value in whole.items()}
+    report(result, "optimize_for_inference", changed, kept, **facts)
+    return result
+
+
+@dataclass
+class _Group:
+    """A convolution and what follows it: an addition (or None), a ReLU (or None)."""
+
+    conv: Node
+    module: nn.Conv2d
+    add: Node | None = None
+    relu: Node | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [node for node in (self.conv, self.add, self.relu) if node is not None]
+
+    @property
+    def other(self) -> Node | None:
+        """The value that is added; asked anew each time, since groups before are replaced."""
+        if self.add is None:
+            return None
+        return next(i for i in self.add.all_input_nodes if i is not self.conv)
+
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.conv.args[0].meta["tensor_meta"].shape)
+
+    def key(self) -> tuple[Any, ...]:
+        return (repr(self.module), self.shape(), self.add is None, self.relu is None)
+
+    def text(self) -> str:
+        return " + ".join(node.name for node in self.nodes)
+
+    def packed(self) -> PackedConv2d:
+        add, relu = self.add is not None, self.relu is not None
+        return PackedConv2d(self.module, self.shape(), add, relu)
+
+    def measure(self, repeats: int) -> tuple[float, float]:
+        """Return the seconds of the group as it is and packed, each in its own layout."""
+        x, packed = torch.randn(self.shape()), self.packed()
+        x_last = x.contiguous(memory_format=torch.channels_last)
+        others, others_last = [], []
+        if self.other is not None:
+            others = [torch.randn(tuple(self.other.meta["tensor_meta"].shape))]
+            others_last = [t.contiguous(memory_format=torch.channels_last) for t in others]
+
+        def eager() -> torch.Tensor:
+            y = self.module(x)
+            for other in others:
+                y = y + other
+            return F.relu(y) if self.relu else y
+
+        times = _fastest({"eager": eager, "packed": lambda: packed(x_last, *others_last)}, repeats)
+        return times["eager"], times["packed"]
+
+    def replace(self, gm: GraphModule) -> None:
+        name = self.conv.target.replace(".", "_") + "_packed"
+        gm.add_submodule(name, self.packed())
+        last = self.nodes[-1]
+        args = (self.conv.args[0], self.other)[: 1 if self.add is None else 2]
+        with gm.graph.inserting_before(last):
+            new = gm.graph.call_module(name, args)
+        new.meta["tensor_meta"] = last.meta["tensor_meta"]
+        last.replace_all_uses_with(new)
+        for node in reversed(self.nodes):
+            gm.graph.erase_node(node)
+
+
+def _groups(gm: GraphModule, kept: list[str]) -> list[_Group]:
+    """Return the groups in graph order; each node is in at most one."""
+    position, effects, count = {}, {}, 0
+    for i, node in enumerate(gm.graph.nodes):
+        count += bool(effect(node, gm)) and node.op not in ("placeholder", "output")
+        position[node], effects[node] = i, count
+    taken: set[Node] = set()
+    groups = []
+    for conv in gm.graph.nodes:
+        if conv.op != "call_module" or not isinstance(gm.get_submodule(conv.target), nn.Conv2d):
+            continue
+        reason = _cannot_pack(conv, gm)
+        if reason:
+            kept.append(f"{conv.name} kept: {reason}")
+            continue
+        group = _Group(conv, gm.get_submodule(conv.target))
+        reader = _only_reader(conv)
+        if reader is not None and reader not in taken and _is_plain_add(reader, conv):
+            group.add = reader
+            reader = _only_reader(reader)
+        if reader is not None and _is_relu(reader, gm):
+            group.relu = reader
+        last = group.nodes[-1]
+        inside = sum(bool(effect(node, gm)) for node in group.nodes[1:])
+        if effects[last] - effects[conv] > inside:
+            # Something else is written between the two: the group cannot run as one.
+            group.add = group.relu = None
+        taken.update(group.nodes)
+        groups.append(group)
+    if not groups:
+        kept.append("there is no convolution to pack")
+    return groups
+
+
+def _cannot_pack(conv: Node, gm: GraphModule) -> str | None:
+    module = gm.get_submodule(conv.target)
+    if type(module) is not nn.Conv2d:
+        return f"{type(module).__name__} may compute something else than Conv2d"
+    if module.weight.dtype != torch.float32 or module.weight.device.type != "cpu":
+        return "the packed kernel is for float32 on a CPU"
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return "the packed kernel pads with zeros, by a number"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "it has hooks"
+    meta = conv.args[0].meta.get("tensor_meta") if conv.args else None
+    if meta is None or len(meta.shape) != 4 or conv.kwargs:
+        return "its input is not a batch of images"
+    return None
+
+
+def _only_reader(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_plain_add(node: Node, conv: Node) -> bool:
+    if node.op != "call_function" or node.target not in _ADDS or node.kwargs:
+        return False
+    metas = [getattr(n, "meta", {}).get("tensor_meta") for n in (node, conv, *node.args)]
+    shapes = {(m.shape, m.dtype) if hasattr(m, "shape") else None for m in metas}
+    if node.target is operator.iadd and node.args[0] is not conv:
+        return False  # it writes into the other value, which may have more readers
+    return len(node.args) == 2 and len(node.all_input_nodes) == 2 and len(shapes) == 1
+
+
+def _is_relu(node: Node, gm: GraphModule) -> bool:
+    if node.op == "call_module":
+        return type(gm.get_submodule(node.target)) is nn.ReLU
+    return node.op in ("call_function", "call_method") and node.target in _RELUS
+
+
+def _write_into_dead_values(gm: GraphModule) -> None:
+    """Let a packed addition write into its second input where nobody reads that afterwards."""
+    memory = Memory(gm)
+    position = {node: i for i, node in enumerate(gm.graph.nodes)}
+    for node in gm.graph.nodes:
+        module = gm.get_submodule(node.target) if node.op == "call_module" else None
+        if not isinstance(module, PackedConv2d) or not module.add:
+            continue
+        x, other = node.args
+        last = max(position[user] for user in other.users) == position[node]
+        module.inplace = (
+            last and x is not other and other.op == "call_module" and memory.alone(other)
+        )
+
+
+def _keep_layout_inside(gm: GraphModule) -> None:
+    """Make values contiguous again where they leave the nodes that take any layout."""
+    channels_last: set[Node] = set()
+    dense: dict[Node, Node] = {}
+    for node in list(gm.graph.nodes):
+        module = gm.get_submodule(node.target) if node.op == "call_module" else None
+        inputs = [i for i in node.all_input_nodes if i in channels_last]
+        takes_any = (node.target if module is None else type(module)) in _ANY_LAYOUT
+        if isinstance(module, PackedConv2d) or (inputs and takes_any):
+            channels_last.add(node)
+        else:
+            for value in inputs:
+                if value not in dense:
+                    with gm.graph.inserting_before(node):
+                        dense[value] = gm.graph.call_method("contiguous", (value,))
+                node.replace_input_with(value, dense[value])
+
+
+def _fastest(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Return the smallest seconds of each candidate, measured in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    for work in candidates.values():
+        work()
+    for _ in range(repeats):
+        for name, work in candidates.items():
+            start = time.perf_counter()
+            work()
+            samples[name].append(time.perf_counter() - start)
+    return {name: min(times) for name, times in samples.items()}

@@ -1,0 +1,154 @@
+"""Where does the time go? Measured seconds of each node (section 6.3).
+
+The same walk as shape propagation with a clock around each node. An Interpreter costs some
+microseconds a node more than the generated code, so small programs look slower than they are:
+``seconds`` is what the nodes took, ``call_seconds`` what a call of the module takes.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.interpreter import Interpreter
+from fxlab.core.node import Node
+from fxlab.passes.base import kind, report
+
+__all__ = ["NodeTime", "Profile", "profile"]
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """Measured time of one node: median and standard deviation over the repeats, in seconds."""
+
+    name: str
+    kind: str
+    seconds: float
+    stdev: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured times of a program, one row a node in graph order.
+
+    Attributes:
+        rows: The nodes.
+        call_seconds: Median time of calling the module itself.
+        repeats: How often each was run.
+        threads: torch's number of threads.
+    """
+
+    rows: tuple[NodeTime, ...]
+    call_seconds: float
+    repeats: int
+    threads: int
+
+    @property
+    def seconds(self) -> float:
+        """Sum of the nodes' medians."""
+        return sum(row.seconds for row in self.rows)
+
+    def __getitem__(self, name: str) -> NodeTime:
+        """Return the row of the node of that name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def by_kind(self) -> dict[str, float]:
+        """Return the seconds of each kind of node, the largest first."""
+        total: dict[str, float] = {}
+        for row in self.rows:
+            total[row.kind] = total.get(row.kind, 0.0) + row.seconds
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    def slowest(self, count: int = 10) -> list[NodeTime]:
+        """Return the ``count`` slowest nodes, the slowest first."""
+        return sorted(self.rows, key=lambda row: -row.seconds)[:count]
+
+    def __str__(self) -> str:
+        longest = max((row.seconds for row in self.rows), default=0.0) or 1.0
+        width = max((len(row.name) for row in self.rows), default=4)
+        lines = [
+            f"{row.name:<{width}}  {row.seconds * 1e6:>9.1f} us  "
+            + "#" * round(40 * row.seconds / longest)
+            for row in self.rows
+        ]
+        return "\n".join([*(line.rstrip() for line in lines), self._caption()])
+
+    def _repr_html_(self) -> str:
+        longest = max((row.seconds for row in self.rows), default=0.0) or 1.0
+        style = "background:#4c78a8;height:10px"
+        rows = "".join(
+            f"<tr><td>{html.escape(row.name)}</td><td>{html.escape(row.kind)}</td>"
+            f"<td style='text-align:right'>{row.seconds * 1e6:.1f} us</td>"
+            f"<td style='min-width:240px;text-align:left'>"
+            f"<div style='{style};width:{240 * row.seconds / longest:.0f}px'></div></td></tr>"
+            for row in self.rows
+        )
+        return f"<table>{rows}</table><p>{html.escape(self._caption())}</p>"
+
+    def _caption(self) -> str:
+        return (
+            f"nodes {self.seconds * 1e3:.3g} ms, one call {self.call_seconds * 1e3:.3g} ms; "
+            f"medians of {self.repeats}, {self.threads} threads"
+        )
+
+
+def profile(gm: GraphModule, *inputs: Any, repeats: int = 7, warmup: int = 2) -> Profile:
+    """Measure each node of ``gm`` (in place: only ``node.meta["seconds"]`` is written).
+
+    Args:
+        gm: The module. It runs ``2 * (warmup + repeats)`` times, without gradients.
+        *inputs: Its inputs.
+        repeats: Runs that count; the median is kept.
+        warmup: Runs before, which do not count.
+
+    Returns:
+        A Profile; printing it gives a table with bars.
+
+    Raises:
+        ValueError: ``repeats`` is less than 1.
+    """
+    import statistics  # with fractions and decimal behind it, too slow for every import of fxlab
+
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; at least one run must count")
+    clock = _Clock(gm)
+    calls = []
+    with torch.no_grad():
+        for i in range(warmup + repeats):
+            if i == warmup:
+                clock.samples.clear()
+                calls.clear()
+            clock.run(*inputs)
+            start = time.perf_counter()
+            gm(*inputs)
+            calls.append(time.perf_counter() - start)
+    rows = []
+    for node in gm.graph.nodes:
+        samples = clock.samples.get(node, [0.0])
+        node.meta["seconds"] = statistics.median(samples)
+        spread = statistics.stdev(samples) if len(samples) > 1 else 0.0
+        rows.append(NodeTime(node.name, kind(node, gm), node.meta["seconds"], spread))
+    result = Profile(tuple(rows), statistics.median(calls), repeats, torch.get_num_threads())
+    report(gm, "profile", [], [], seconds=result.seconds, call_seconds=result.call_seconds)
+    return result
+
+
+class _Clock(Interpreter):
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self.samples: dict[Node, list[float]] = {}
+        self._on_gpu = any(p.is_cuda for p in gm.parameters())
+
+    def run_node(self, n: Node) -> Any:
+        start = time.perf_counter()
+        result = super().run_node(n)
+        if self._on_gpu:
+            # A kernel on a GPU has only been queued when the call returns.
+            torch.cuda.synchronize()
+        self.samples.setdefault(n, []).append(time.perf_counter() - start)
+        return result

@@ -1,0 +1,170 @@
+"""How long would a program take on a device, one that may not exist (section 6.3)?
+
+The paper's in-house simulator needs three numbers of a device: how many FLOP a second, how many
+bytes a second, how many bytes of memory. The roofline model takes it from there: a node cannot be
+faster than its arithmetic, nor faster than its memory traffic, so it takes the longer of the two,
+
+    seconds = max(flops / flops_per_second, bytes / bytes_per_second) + launch_seconds
+
+and the program takes the sum. The model knows no caches and no overlap; ``calibrate`` measures the
+three numbers of the machine at hand with two micro-benchmarks, so prediction can meet clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fxlab.passes.cost import Cost, NodeCost, amount
+
+__all__ = ["Device", "NodePrediction", "Prediction", "calibrate"]
+
+
+@dataclass(frozen=True)
+class NodePrediction:
+    """The predicted time of one node, and what bounds it: "compute", "memory" or "launch"."""
+
+    name: str
+    seconds: float
+    bound: str
+    intensity: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a device would need for a program.
+
+    Attributes:
+        device: The device.
+        rows: One prediction a node, in graph order.
+        peak_bytes: Parameters, inputs and the most bytes that the run itself holds.
+    """
+
+    device: Device
+    rows: tuple[NodePrediction, ...]
+    peak_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Time of one call, the nodes one after the other."""
+        return sum(row.seconds for row in self.rows)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device's memory holds the program."""
+        return self.peak_bytes <= self.device.memory_bytes
+
+    def __str__(self) -> str:
+        share = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+        for row in self.rows:
+            share[row.bound] += row.seconds
+        total = self.seconds or 1.0
+        parts = ", ".join(f"{bound} {s / total:.0%}" for bound, s in share.items() if s)
+        memory = f"{amount(self.peak_bytes)}B of {amount(self.device.memory_bytes)}B"
+        verdict = "" if self.fits else "; does not fit"
+        return (
+            f"{self.device.name}: {self.seconds * 1e3:.3g} ms ({parts}), memory {memory}{verdict}"
+        )
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as the roofline model sees it.
+
+    Args:
+        name: What to call it.
+        flops_per_second: Peak arithmetic, multiplications and additions counted separately.
+        bytes_per_second: Peak memory traffic.
+        memory_bytes: Memory.
+        launch_seconds: Fixed cost of each node that moves or computes anything.
+
+    Raises:
+        ValueError: A number that must be positive is not.
+
+    Example:
+        >>> Device("chip", 1e12, bytes_per_second=1e11, memory_bytes=1 << 30).ridge
+        10.0
+    """
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+    memory_bytes: float
+    launch_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("flops_per_second", "bytes_per_second", "memory_bytes"):
+            if not getattr(self, field) > 0:
+                raise ValueError(
+                    f"{self.name}: {field} is {getattr(self, field)}; "
+                    "a device needs a number greater than 0"
+                )
+        if self.launch_seconds < 0:
+            raise ValueError(f"{self.name}: launch_seconds is negative")
+
+    @property
+    def ridge(self) -> float:
+        """The arithmetic intensity (FLOP/byte) at which compute and memory take the same time."""
+        return self.flops_per_second / self.bytes_per_second
+
+    def attainable(self, intensity: float) -> float:
+        """Return the FLOP a second that the roofline allows at ``intensity`` FLOP/byte."""
+        return min(self.flops_per_second, intensity * self.bytes_per_second)
+
+    def node_seconds(self, row: NodeCost) -> tuple[float, str]:
+        """Return the predicted seconds of one node and what bounds it."""
+        compute = row.flops / self.flops_per_second
+        memory = row.bytes_moved / self.bytes_per_second
+        work = max(compute, memory)
+        if work == 0:
+            return 0.0, "launch"
+        bound = "compute" if compute >= memory else "memory"
+        return work + self.launch_seconds, bound if work >= self.launch_seconds else "launch"
+
+    def predict(self, cost: Cost) -> Prediction:
+        """Return time and memory that a program of this ``cost`` would take."""
+        rows = []
+        for row in cost.rows:
+            seconds, bound = self.node_seconds(row)
+            rows.append(NodePrediction(row.name, seconds, bound, row.intensity))
+        peak = cost.parameter_bytes + cost.input_bytes + cost.peak_bytes
+        return Prediction(self, tuple(rows), peak)
+
+
+def calibrate(name: str = "this machine", repeats: int = 7) -> Device:
+    """Return this machine's CPU as a Device, measured at torch's current number of threads.
+
+    Two micro-benchmarks: a 3x3 convolution of 64 channels for arithmetic, and a ReLU of 25 MB for
+    memory. The launch cost is that of a ReLU of one element. Medians of ``repeats``; a second in
+    all.
+    """
+    x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)
+    big, small = torch.randn(6 << 20), torch.randn(1)
+    flops = 2 * 64 * 64 * 9 * 56 * 56
+    with torch.no_grad():
+        conv = _median_seconds(lambda: F.conv2d(x, w, padding=1), repeats)
+        copy = _median_seconds(lambda: torch.relu(big), repeats)
+        launch = _median_seconds(lambda: torch.relu(small), 100 * repeats)
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # no such call on Windows
+        memory = float("inf")
+    return Device(name, flops / conv, 2 * big.nbytes / copy, memory, launch)
+
+
+def _median_seconds(work: Callable[[], Any], repeats: int) -> float:
+    import statistics  # with fractions and decimal behind it, too slow for every import of fxlab
+
+    work()
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)

@@ -1,0 +1,228 @@
+"""Shape propagation: which shape, dtype and layout does each value have (section 6.3)?
+
+Without control flow in the IR one forward walk is the whole analysis: run the program on example
+inputs, one node at a time, and write down what came out (section 5.5 says what loops would cost).
+``dynamic=`` does the same walk with sizes that have names instead of numbers: torch's fake
+tensors carry symbols through every operator, and the result reads ``f32[N, 64, 56, 56]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from fxlab.core.errors import FxlabError
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.interpreter import Interpreter
+from fxlab.core.node import Node, map_aggregate
+from fxlab.passes.base import report
+
+__all__ = ["ShapeError", "ShapeProp", "TensorMetadata", "shape_prop", "shape_text"]
+
+DTYPE_TEXT = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+    torch.quint8: "qu8",
+    torch.qint8: "qi8",
+    torch.qint32: "qi32",
+}
+
+_LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+class ShapeError(FxlabError, RuntimeError):
+    """A node could not be run on the example inputs."""
+
+
+class TensorMetadata(NamedTuple):
+    """What is known of one tensor value, under torch.fx's names.
+
+    ``memory_format`` is None when the tensor is dense in none of torch's formats; ``qparams`` is
+    empty unless ``is_quantized``.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+    stride: tuple[int, ...]
+    memory_format: torch.memory_format | None
+    is_quantized: bool
+    qparams: dict[str, Any]
+
+
+def _extract_tensor_metadata(
+    result: torch.Tensor, include_contiguity: bool = True
+) -> TensorMetadata:
+    strided = result.layout == torch.strided
+    memory_format = None
+    if include_contiguity and strided:
+        # channels_last asks for four dimensions, channels_last_3d for five.
+        ranks = zip(_LAYOUTS, (None, 4, 5), strict=True)
+        fits = [layout for layout, rank in ranks if rank in (None, result.dim())]
+        memory_format = next((f for f in fits if result.is_contiguous(memory_format=f)), None)
+    qparams: dict[str, Any] = {}
+    if result.is_quantized:
+        qparams["qscheme"] = scheme = result.qscheme()
+        if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            qparams |= {"scale": result.q_scale(), "zero_point": result.q_zero_point()}
+        else:
+            qparams["scale"] = result.q_per_channel_scales().tolist()
+            qparams["zero_point"] = result.q_per_channel_zero_points().tolist()
+            qparams["axis"] = result.q_per_channel_axis()
+    return TensorMetadata(
+        result.shape,
+        result.dtype,
+        result.requires_grad,
+        result.stride() if strided else (),
+        memory_format,
+        result.is_quantized,
+        qparams,
+    )
+
+
+def shape_text(value: Any) -> str:
+    """Return ``f32[8, 3, 224, 224]`` for a tensor, its metadata, or the node that computes it.
+
+    Tuples, lists and dicts are written with their parts; other values by their type's name; a
+    node without metadata gives the empty string.
+
+    Example:
+        >>> shape_text((torch.zeros(2, 3), torch.ones(4, dtype=torch.int64)))
+        '(f32[2, 3], i64[4])'
+    """
+    if isinstance(value, Node):
+        value = value.meta.get("tensor_meta", "")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (torch.Tensor, TensorMetadata)) or hasattr(value, "memory_format"):
+        dtype = DTYPE_TEXT.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        return f"{dtype}[{', '.join(str(size) for size in value.shape)}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {shape_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(shape_text(v) for v in value) + ")"
+    if isinstance(value, list):
+        return "[" + ", ".join(shape_text(v) for v in value) + "]"
+    return type(value).__name__
+
+
+class ShapeProp(Interpreter):
+    """Run a GraphModule node by node and keep each result's metadata on its node.
+
+    Writes ``node.meta["tensor_meta"]`` (a TensorMetadata, or a nest of them) and
+    ``node.meta["type"]``.
+
+    Args:
+        gm: The module to run.
+        fake_mode: A torch FakeTensorMode: shapes are then computed without any tensor data.
+
+    Example:
+        >>> import fxlab
+        >>> gm = fxlab.symbolic_trace(torch.nn.Linear(4, 2))
+        >>> _ = ShapeProp(gm).propagate(torch.randn(3, 4))
+        >>> [shape_text(node) for node in gm.graph.nodes][-1]
+        'f32[3, 2]'
+    """
+
+    def __init__(self, gm: GraphModule, fake_mode: Any = None) -> None:
+        super().__init__(gm)
+        self.fake_mode = fake_mode
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node, keep the metadata of its result, return the result.
+
+        Raises:
+            ShapeError: Naming the node, the shapes of its inputs, and the line of the user's
+                model that made it.
+        """
+        try:
+            result = super().run_node(n)
+        except Exception as error:
+            inputs = ", ".join(f"{i.name}: {shape_text(i) or '?'}" for i in n.all_input_nodes)
+            raise ShapeError(
+                f"{n.name} does not run on these inputs: {error}",
+                node=n,
+                expected=f"inputs that {n.name} accepts; it was given {inputs or 'no values'}",
+                hint="pass example inputs of the shapes and dtypes that the model is made for",
+            ) from error
+        found = []
+
+        def keep(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            found.append(value)
+            return _extract_tensor_metadata(value)
+
+        meta = map_aggregate(result, keep)
+        if found:
+            n.meta["tensor_meta"] = meta
+        else:
+            n.meta.pop("tensor_meta", None)
+        n.meta["type"] = type(result)
+        return result
+
+    def propagate(self, *args: Any) -> Any:
+        """Run on the inputs ``args``; return the module's output."""
+        if self.fake_mode is None:
+            return super().run(*args)
+        with self.fake_mode:
+            fakes = [
+                self.fake_mode.from_tensor(a)
+                if isinstance(a, torch.Tensor) and not hasattr(a, "fake_mode")
+                else a
+                for a in args
+            ]
+            return super().run(*fakes)
+
+
+def shape_prop(
+    gm: GraphModule, *inputs: Any, dynamic: Mapping[str, Mapping[int, str]] | None = None
+) -> GraphModule:
+    """Write shape metadata on the nodes of ``gm`` (in place, meta only); return ``gm``.
+
+    Args:
+        gm: The module to analyse. It runs once, without gradients.
+        *inputs: One example input for each placeholder without a default.
+        dynamic: Sizes to keep symbolic: for each placeholder's name, dimension -> symbol.
+            The same symbol in two places means the same size.
+
+    Raises:
+        ShapeError: A node does not run on the inputs, or ``dynamic`` names no such dimension.
+
+    Example:
+        >>> import fxlab
+        >>> gm = fxlab.symbolic_trace(torch.nn.Flatten())
+        >>> gm = shape_prop(gm, torch.zeros(2, 3, 4), dynamic={"input": {0: "N"}})
+        >>> shape_text(gm.graph.output_node())
+        'f32[N, 12]'
+    """
+    if dynamic:
+        from fxlab.passes.symbolic import propagate_symbolic
+
+        guards = propagate_symbolic(gm, inputs, dynamic)
+    else:
+        guards = []
+        with torch.no_grad():
+            ShapeProp(gm).propagate(*inputs)
+    known = [n for n in gm.graph.nodes if "tensor_meta" in n.meta]
+    unknown = [n for n in gm.graph.nodes if "tensor_meta" not in n.meta]
+    report(
+        gm,
+        "shape_prop",
+        [f"{n.name}: {shape_text(n)}" for n in known],
+        [f"{n.name}: no tensor, {n.meta['type'].__name__}" for n in unknown],
+        guards=guards,
+    )
+    return gm
