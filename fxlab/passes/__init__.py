@@ -19,6 +19,15 @@ from fxlab.passes.cost import Cost, NodeCost, cost
 from fxlab.passes.fuse import fold_conv_bn, fuse_conv_bn
 from fxlab.passes.manager import Difference, PassError, PassManager, PassRow, compare
 from fxlab.passes.optimize import optimize_for_inference, remove_dropout
+from fxlab.passes.partition import (
+    CapabilityBasedPartitioner,
+    OperatorSupport,
+    OperatorSupportBase,
+    OpSupports,
+    any_chain,
+    chain,
+    create_op_support,
+)
 from fxlab.passes.profile import Profile, profile
 from fxlab.passes.roofline import Device, Prediction, calibrate
 from fxlab.passes.shape_prop import (
@@ -28,8 +37,12 @@ from fxlab.passes.shape_prop import (
     shape_prop,
     shape_text,
 )
+from fxlab.passes.split import Partition, split_by_tags, split_module, split_module_simple
 
 __all__ = [
+    "CapabilityBasedPartitioner", "OpSupports", "OperatorSupport", "OperatorSupportBase",
+    "Partition", "any_chain", "chain", "create_op_support", "split_by_tags", "split_module",
+    "split_module_simple",
     "Cost", "Device", "Difference", "NodeCost", "PassBase", "PassError", "PassManager",
     "PassResult", "PassRow", "Prediction", "Profile", "Report", "ShapeError", "ShapeProp",
     "TensorMetadata", "amp", "as_pass", "calibrate", "compare", "const_fold", "cost", "cse", "dce",
@@ -40,3 +53,5 @@ __all__ = [
 # torch.fx has a module of this name: the function answers for it.
 for _name in _shape_prop_module.__all__:
     setattr(shape_prop, _name, getattr(_shape_prop_module, _name))
+for _part in (Partition, split_module_simple):
+    setattr(split_module, _part.__name__, _part)

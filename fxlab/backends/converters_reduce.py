@@ -1,0 +1,255 @@
+"""How are reductions and matrix products said in ONNX?
+
+Converters (see `fxlab.backends.onnx`). Reductions differ from PyTorch's in where the axes stand and
+in what they do with integers and booleans; variance and norms are put together from parts.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fxlab.backends.converters_math import register
+from fxlab.backends.onnx import Builder, OnnxValue, Unsupported, converter
+
+__all__: list[str] = []
+
+I64 = torch.int64
+
+
+# Reductions.
+
+
+def _dims(dim: Any, rank: int) -> list[int] | None:
+    """Axes as non-negative ints; None for all."""
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return None
+    axes = [dim] if isinstance(dim, int) else list(dim)
+    return [axis % max(rank, 1) for axis in axes]
+
+
+def _reduce(ctx: Builder, op: str, x: Any, dim: Any, keepdim: bool) -> OnnxValue:
+    axes = _dims(dim, x.dim() if x.fake is not None else ctx.out.dim())
+    given = None if axes is None else ctx.const(axes, I64)
+    return ctx.op(op, x, given, keepdims=int(keepdim))
+
+
+def _rank(ctx: Builder, x: OnnxValue, like: OnnxValue) -> OnnxValue:
+    """Give an intermediate of the same shape as `like` its shape."""
+    if x.fake is None:
+        x.fake, x.other = like.fake, like.other
+    return x
+
+
+def _reduction(name: str, op: str, integers_to: torch.dtype | None = None) -> None:
+    def convert(
+        ctx: Builder,
+        input: Any,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Any:
+        return _reduce(ctx, op, _rank(ctx, ctx.cast(input, ctx.out.dtype), input), dim, keepdim)
+
+    register(name, convert)
+
+
+for _name, _op in {"sum": "ReduceSum", "mean": "ReduceMean", "prod": "ReduceProd"}.items():
+    _reduction(_name, _op)
+for _name, _op in {"amax": "ReduceMax", "amin": "ReduceMin"}.items():
+    _reduction(_name, _op)
+
+
+def _extreme(name: str, reduce: str, arg: str, elementwise: str) -> None:
+    def convert(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
+        args = args or tuple(kwargs.pop(k) for k in ("other", "dim") if k in kwargs)
+        if not args:
+            return ctx.op(reduce, input, None, keepdims=0)
+        if not isinstance(args[0], int):
+            return elementwise(ctx, elementwise, input, args[0])
+        keepdim = bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
+        axis = args[0] % max(input.dim(), 1)
+        values = ctx.op(reduce, input, ctx.const([axis], I64), keepdims=int(keepdim))
+        return values, ctx.op(arg, input, axis=axis, keepdims=int(keepdim))
+
+    register(name, convert)
+
+
+_extreme("max", "ReduceMax", "ArgMax", "Max")
+_extreme("min", "ReduceMin", "ArgMin", "Min")
+
+
+def _arg(name: str, op: str) -> None:
+    def convert(ctx: Builder, input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            flat = ctx.op("Reshape", input, ctx.const([-1], I64))
+            found = ctx.op(op, flat, axis=0, keepdims=0)
+            shape = ctx.const([1] * ctx.out.dim(), I64)
+            return ctx.op("Reshape", found, shape) if keepdim else found
+        return ctx.op(op, input, axis=dim % max(input.dim(), 1), keepdims=int(keepdim))
+
+    register(name, convert)
+
+
+_arg("argmax", "ArgMax")
+_arg("argmin", "ArgMin")
+
+
+def _var(ctx: Builder, x: Any, dim: Any, correction: float, keepdim: bool) -> OnnxValue:
+    axes = _dims(dim, x.dim())
+    mean = _reduce(ctx, "ReduceMean", x, axes, True)
+    centred = ctx.op("Sub", x, mean)
+    squares = _rank(ctx, ctx.op("Mul", centred, centred), x)
+    count: Any = 1
+    for axis in range(x.dim()) if axes is None else axes:
+        count = count * x.shape[axis]
+    total = _reduce(ctx, "ReduceSum", squares, axes, keepdim)
+    divisor = count - int(correction)
+    return ctx.op("Div", total, ctx.cast(divisor, x.dtype))
+
+
+def _variance_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, float, bool]:
+    """(dim, correction, keepdim) of var and std, whose first positional may be `unbiased`."""
+    args = list(args)
+    unbiased = kwargs.get("unbiased")
+    dim = kwargs.get("dim")
+    if args and isinstance(args[0], bool):
+        unbiased = args.pop(0)
+    elif args:
+        dim = args.pop(0)
+        if args:
+            unbiased = args.pop(0)
+    keepdim = args.pop(0) if args else kwargs.get("keepdim", False)
+    correction = kwargs.get("correction", 1 if unbiased in (None, True) else 0)
+    return dim, 1 if correction is None else correction, keepdim
+
+
+@converter("var", torch.var)
+def var(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
+    return _var(ctx, input, *_variance_arguments(args, kwargs))
+
+
+@converter("std", torch.std)
+def std(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
+    return ctx.op("Sqrt", _var(ctx, input, *_variance_arguments(args, kwargs)))
+
+
+@converter(torch.var_mean)
+def var_mean(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
+    dim, correction, keepdim = _variance_arguments(args, kwargs)
+    mean = _reduce(ctx, "ReduceMean", input, dim, keepdim)
+    return _var(ctx, input, dim, correction, keepdim), mean
+
+
+@converter("norm", torch.norm, torch.linalg.vector_norm)
+def norm(
+    ctx: Builder, input: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Any:
+    p = kwargs.get("ord", p)
+    if p in (2, "fro", None):
+        return _reduce(ctx, "ReduceL2", input, dim, keepdim)
+    if p == 1:
+        return _reduce(ctx, "ReduceL1", input, dim, keepdim)
+    size = _rank(ctx, ctx.op("Abs", input), input)
+    if p in (math.inf, -math.inf):
+        return _reduce(ctx, "ReduceMax" if p > 0 else "ReduceMin", size, dim, keepdim)
+    if not isinstance(p, (int, float)) or p == 0:
+        raise Unsupported(f"norm with p={p!r}")
+    powers = _rank(ctx, ctx.op("Pow", size, ctx.const(float(p), input.dtype)), input)
+    total = _reduce(ctx, "ReduceSum", powers, dim, keepdim)
+    return ctx.op("Pow", total, ctx.const(1.0 / p, input.dtype))
+
+
+@converter("logsumexp", torch.logsumexp, torch.special.logsumexp)
+def logsumexp(ctx: Builder, input: Any, dim: Any, keepdim: bool = False) -> Any:
+    return _reduce(ctx, "ReduceLogSumExp", input, dim, keepdim)
+
+
+def _quantifier(name: str, op: str) -> None:
+    def convert(ctx: Builder, input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        truth = ctx.cast(input, torch.bool)
+        numbers = _rank(ctx, ctx.op("Cast", truth, to=6), input)  # 6: int32
+        return ctx.op("Cast", _reduce(ctx, op, numbers, dim, keepdim), to=9)  # 9: bool
+
+    register(name, convert)
+
+
+_quantifier("all", "ReduceMin")
+_quantifier("any", "ReduceMax")
+
+
+@converter("count_nonzero", torch.count_nonzero)
+def count_nonzero(ctx: Builder, input: Any, dim: Any = None) -> Any:
+    numbers = ctx.op("Cast", ctx.cast(input, torch.bool), to=7)  # 7: int64
+    return _reduce(ctx, "ReduceSum", _rank(ctx, numbers, input), dim, False)
+
+
+@converter("cumsum", torch.cumsum)
+def cumsum(ctx: Builder, input: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    axis = ctx.const(dim % max(input.dim(), 1), I64)
+    return ctx.op("CumSum", ctx.cast(input, ctx.out.dtype), axis)
+
+
+# Matrix products.
+
+
+@converter("matmul", "mm", "bmm", "mv", "dot", "__matmul__", operator.matmul)
+@converter(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot)
+def matmul(ctx: Builder, input: Any, other: Any) -> Any:
+    return ctx.op("MatMul", input, other)
+
+
+@converter(F.linear)
+def linear(ctx: Builder, input: Any, weight: Any, bias: Any = None) -> Any:
+    if input.dim() == 2 and bias is not None and input.dtype.is_floating_point:
+        return ctx.op("Gemm", input, weight, bias, transB=1)
+    transposed = weight.t() if isinstance(weight, torch.Tensor) else ctx.op("Transpose", weight)
+    product = ctx.op("MatMul", input, _kept(ctx, weight, transposed))
+    return product if bias is None else ctx.op("Add", product, bias)
+
+
+def _kept(ctx: Builder, weight: Any, transposed: Any) -> Any:
+    """One transposed copy per weight, however often it is used."""
+    if not isinstance(weight, torch.Tensor):
+        return transposed
+    return ctx.derived(weight, "t", transposed)
+
+
+@converter("addmm", torch.addmm)
+def addmm(
+    ctx: Builder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    return ctx.op("Gemm", mat1, mat2, input, alpha=float(alpha), beta=float(beta))
+
+
+@converter("baddbmm", "addmv", torch.baddbmm, torch.addmv)
+def baddbmm(
+    ctx: Builder, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    product = ctx.op("MatMul", batch1, batch2)
+    if alpha != 1:
+        product = ctx.op("Mul", product, ctx.const(alpha, ctx.out.dtype))
+    if beta != 1:
+        input = ctx.op("Mul", input, ctx.const(beta, ctx.out.dtype))
+    return ctx.op("Add", input, product)
+
+
+@converter("outer", "ger", torch.outer, torch.ger)
+def outer(ctx: Builder, input: Any, vec2: Any) -> Any:
+    column = ctx.op("Unsqueeze", input, ctx.const([1], I64))
+    return ctx.op("Mul", column, ctx.op("Unsqueeze", vec2, ctx.const([0], I64)))
+
+
+@converter(torch.einsum)
+def einsum(ctx: Builder, equation: Any, *operands: Any) -> Any:
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str):
+        raise Unsupported("einsum with lists of axes; write the equation as text")
+    return ctx.op("Einsum", *operands, equation=equation.replace(" ", ""))

@@ -1,0 +1,499 @@
+"""How does a Graph become a program for another runtime?
+
+Section 6.4 of the paper lowers a Graph to TensorRT with an Interpreter that calls the builder of
+TensorRT instead of PyTorch, node by node. Here the target is ONNX, which several runtimes read.
+`Emitter` runs the graph with `OnnxValue`s in place of tensors; for each call it looks up a
+*converter*, a small function that appends ONNX nodes. A student adds one in a cell::
+
+    @converter(torch.special.entr, "entr")
+    def entr(ctx, x):
+        return ctx.op("Neg", ctx.op("Mul", x, ctx.op("Log", x)))
+
+A converter takes the builder and then exactly the arguments of the function it stands for. What
+has no converter raises `Unsupported` with the reason, and whoever lowers leaves it to PyTorch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import onnx
+import torch
+from onnx import TensorProto, helper
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fxlab.backends.registry import Unsupported, converter, find_converter
+from fxlab.backends.values import External, OnnxValue, SymbolicInt
+from fxlab.core.errors import LoweringError
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.interpreter import Interpreter
+from fxlab.core.node import Node
+
+__all__ = [
+    "OPSET",
+    "Builder",
+    "Emitter",
+    "OnnxValue",
+    "SymbolicInt",
+    "Unsupported",
+    "converter",
+    "find_converter",
+    "to_onnx",
+]
+
+OPSET = 20  # pinned: onnxruntime and OpenVINO both read it completely
+IR_VERSION = 9
+EXTERNAL_DATA_BYTES = 2_000_000_000  # a protobuf message ends at 2 GiB
+
+DTYPES = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.float16: TensorProto.FLOAT16,
+    torch.bfloat16: TensorProto.BFLOAT16,
+    torch.int8: TensorProto.INT8,
+    torch.uint8: TensorProto.UINT8,
+    torch.int16: TensorProto.INT16,
+    torch.int32: TensorProto.INT32,
+    torch.int64: TensorProto.INT64,
+    torch.bool: TensorProto.BOOL,
+    torch.quint8: TensorProto.UINT8,
+    torch.qint8: TensorProto.INT8,
+    torch.qint32: TensorProto.INT32,
+}
+
+_SIZE_METHODS = {"size": "size", "dim": "dim", "ndimension": "dim", "numel": "numel"}
+
+
+class Builder:
+    """The ONNX graph under construction: what a converter appends to.
+
+    Attributes:
+        out: fake tensor(s) that the call being converted returns: its shape and dtype.
+        nodes: the ONNX nodes so far.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.out: Any = None
+        self.scope = "value"
+        self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._names: dict[str, int] = {}
+        self._initializers: dict[str, torch.Tensor] = {}
+        self._alive: list[torch.Tensor] = []
+        self._initializer_names: dict[Any, str] = {}
+        self._dims: dict[tuple[str, int], SymbolicInt] = {}
+
+    # What converters use.
+
+    def op(self, kind: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """Append an ONNX node.
+
+        Args:
+            kind: the ONNX operator, such as ``"Conv"``.
+            inputs: OnnxValues, tensors (become initializers), None for one left out.
+            outputs: number of outputs.
+            attributes: the node's attributes; those that are None are left out.
+
+        Returns:
+            One OnnxValue, or a tuple of them when ``outputs`` is above 1.
+        """
+        names = ["" if v is None else self.value(v).name for v in inputs]
+        while names and not names[-1]:
+            names.pop()
+        made = self.raw(kind, names, outputs, **attributes)
+        values = tuple(OnnxValue(self, name) for name in made)
+        return values[0] if outputs == 1 else values
+
+    def raw(self, kind: str, names: list[str], outputs: int = 1, **attributes: Any) -> list[str]:
+        """Append an ONNX node given names, return the names of its outputs."""
+        made = [self.unique(self.scope) for _ in range(outputs)]
+        given = {k: v for k, v in attributes.items() if v is not None}
+        self.nodes.append(helper.make_node(kind, names, made, name=made[0], **given))
+        return made
+
+    def value(self, value: Any) -> OnnxValue:
+        """Return `value` as an OnnxValue; a tensor becomes an initializer, shared by identity."""
+        if isinstance(value, OnnxValue):
+            return value
+        if not isinstance(value, torch.Tensor):
+            raise Unsupported(f"a {type(value).__name__} where a tensor is expected")
+        if value.dtype not in DTYPES or value.is_quantized:
+            raise Unsupported(f"constant of dtype {value.dtype}")
+        key = id(value)
+        if key not in self._initializer_names:
+            name = self.unique(f"{self.scope}.constant")
+            self._initializer_names[key] = name
+            self._initializers[name] = value.detach()
+            self._alive.append(value)  # so that its id stays taken
+        return OnnxValue(self, self._initializer_names[key], self.fake(value))
+
+    def derived(self, tensor: torch.Tensor, how: str, made: torch.Tensor) -> OnnxValue:
+        """Return the initializer `made` of `tensor`; one per (tensor, how), however often asked."""
+        key = (id(tensor), how)
+        if key not in self._initializer_names:
+            self._initializer_names[key] = self.value(made).name
+            self._alive.append(tensor)
+        name = self._initializer_names[key]
+        return OnnxValue(self, name, self.fake(self._initializers[name]))
+
+    def const(self, value: Any, dtype: torch.dtype) -> OnnxValue:
+        """Return a constant: a number or a nested list of numbers of the given dtype."""
+        key = (repr(value), dtype)
+        if key not in self._initializer_names:
+            self._initializer_names[key] = name = self.unique("constant")
+            self._initializers[name] = torch.tensor(value, dtype=dtype)
+        name = self._initializer_names[key]
+        return OnnxValue(self, name, self.fake(self._initializers[name]))
+
+    def ints(self, sizes: Sequence[Any]) -> OnnxValue:
+        """Return a 1-D int64 value of sizes, some of which may depend on the batch."""
+        if not any(isinstance(size, SymbolicInt) for size in sizes):
+            return self.const([int(size) for size in sizes], torch.int64)
+        return OnnxValue(self, self.raw("Concat", [self.size_name(s) for s in sizes], axis=0)[0])
+
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return `value` in `dtype`; a number becomes a constant."""
+        if isinstance(value, (bool, int, float)):
+            return self.const(value, dtype)
+        if isinstance(value, SymbolicInt):
+            scalar = self.op("Squeeze", OnnxValue(self, value.name))
+            return self.op("Cast", scalar, to=DTYPES[dtype])
+        if isinstance(value, torch.Tensor):
+            return self.value(value if value.dtype == dtype else value.to(dtype))
+        if value.fake is not None and value.dtype == dtype:
+            return value
+        return self.op("Cast", value, to=DTYPES[dtype])
+
+    # How sizes and shapes are known.
+
+    def size_name(self, size: Any) -> str:
+        """Name of a 1-element int64 tensor that holds `size`."""
+        return size.name if isinstance(size, SymbolicInt) else self.const([size], torch.int64).name
+
+    def dim(self, value: OnnxValue, axis: int, sizes: tuple[int, int]) -> SymbolicInt:
+        """The size of one axis of a value, read when the engine runs."""
+        key = (value.name, axis)
+        if key not in self._dims:
+            (name,) = self.raw("Shape", [value.name], start=axis, end=axis + 1)
+            self._dims[key] = SymbolicInt(self, name, sizes)
+        return self._dims[key]
+
+    def unique(self, name: str) -> str:
+        """Return a name that no value has yet."""
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return name if count == 0 else f"{name}.{count}"
+
+    def fake(self, value: Any) -> Any:
+        """Return fake tensors of the shape and dtype of `value` (tensor, TensorMetadata, nest)."""
+        if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
+            return tuple(self.fake(item) for item in value)
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            with self._fake_mode:
+                return torch.empty(tuple(value.shape), dtype=value.dtype)
+        return value
+
+    def _run_fake(self, op: str, target: Any, args: Any, kwargs: Any, which: str) -> Any:
+        def real(value: Any) -> Any:
+            if isinstance(value, OnnxValue):
+                return getattr(value, which) if getattr(value, which) is not None else value.fake
+            if isinstance(value, SymbolicInt):
+                return value.sizes[which == "other"]
+            return value
+
+        args, kwargs = pytree.tree_map_only((OnnxValue, SymbolicInt), real, (args, kwargs))
+        with self._fake_mode, torch.no_grad():
+            if op == "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            return target(*args, **kwargs)
+
+    # How one call is converted.
+
+    def call(
+        self,
+        op: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        out: Any = None,
+        other: Any = None,
+    ) -> Any:
+        """Convert one call, or evaluate it now when nothing in it depends on an input.
+
+        Args:
+            op: ``call_function``, ``call_method`` or ``call_module``.
+            target: function, method name, or module.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            out: fake result, when the caller knows it.
+            other: the same for the other batch size.
+
+        Returns:
+            What the converter returns, with shapes filled in.
+
+        Raises:
+            Unsupported: no converter, or one that cannot express this call.
+        """
+        leaves = pytree.tree_leaves((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, External):
+                raise Unsupported(f"reads {leaf.name}, which is no tensor but made by PyTorch")
+        if not any(isinstance(leaf, (OnnxValue, SymbolicInt)) for leaf in leaves):
+            with torch.no_grad():
+                if op == "call_method":
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                return target(*args, **kwargs)
+        if target is getattr or (target is operator.getitem and not isinstance(args[0], OnnxValue)):
+            return target(*args, **kwargs)
+        if not any(isinstance(leaf, OnnxValue) for leaf in leaves) and getattr(
+            target, "__module__", ""
+        ) in ("_operator", "math"):
+            return target(*args, **kwargs)
+        if op == "call_method" and target in _SIZE_METHODS and isinstance(args[0], OnnxValue):
+            return getattr(args[0], _SIZE_METHODS[target])(*args[1:], **kwargs)
+        function = find_converter(op, target)
+        if function is None:
+            if op == "call_module":  # run its code: each call in it comes back through here
+                return target.forward(*args, **kwargs)
+            name = getattr(target, "__name__", target)
+            raise Unsupported(f"no converter for {name}; add one with @converter")
+        if op == "call_module":
+            args = (target, *args)
+        if out is None:
+            out = self._run_fake(op, target, args, kwargs, "fake")
+            dynamic = any(
+                isinstance(v, SymbolicInt) or getattr(v, "other", None) is not None
+                for v in leaves
+                if isinstance(v, (OnnxValue, SymbolicInt))
+            )
+            if dynamic:
+                other = self._run_fake(op, target, args, kwargs, "other")
+        saved, self.out = self.out, out
+        try:
+            result = function(self, *args, **kwargs)
+        finally:
+            self.out = saved
+        return self._shaped(result, out, other)
+
+    def _shaped(self, result: Any, out: Any, other: Any) -> Any:
+        if isinstance(result, (tuple, list)) and isinstance(out, (tuple, list)):
+            others = other if other is not None else [None] * len(out)
+            return tuple(self._shaped(*three) for three in zip(result, out, others, strict=False))
+        if not isinstance(result, OnnxValue) or not isinstance(out, torch.Tensor):
+            return result
+        shaped = OnnxValue(self, result.name, out)
+        if other is not None and tuple(other.shape) != tuple(out.shape):
+            shaped.other = other
+        shaped.scale, shaped.zero_point, shaped.axis = result.scale, result.zero_point, result.axis
+        return shaped
+
+
+class Emitter(Interpreter):
+    """Run a graph on OnnxValues: each node appends its ONNX nodes to a Builder.
+
+    Args:
+        gm: the program; placeholders carry ``meta["tensor_meta"]`` (see `shape_prop`).
+        tolerant: record what cannot be lowered in `reasons` and go on; otherwise raise.
+        refuse: called with each node first; a text it returns is the reason not to lower it.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        *,
+        tolerant: bool = False,
+        refuse: Callable[[Node], str | None] = lambda node: None,
+    ) -> None:
+        super().__init__(gm)
+        self.ctx = Builder()
+        self.tolerant = tolerant
+        self.refuse = refuse
+        self.reasons: dict[str, str] = {}
+        self.python_values: set[str] = set()
+        self.inputs: list[OnnxValue] = []
+        self.outputs: list[OnnxValue] = []
+        self.result: Any = None
+
+    def emit(self) -> Any:
+        """Walk the graph once and return what its output node returns, as OnnxValues."""
+        self.result = self.run(*self._arguments(), enable_io_processing=False)
+        return self.result
+
+    def _arguments(self) -> list[Any]:
+        return [self._outside(node) for node in self.module.graph.nodes if node.op == "placeholder"]
+
+    def _outside(self, node: Node) -> Any:
+        """What stands for a value that comes from PyTorch: a graph input, or an External."""
+        fake = self.ctx.fake(node.meta.get("tensor_meta"))
+        other = self.ctx.fake(node.meta.get("other_tensor_meta"))
+        return self._as_input(node.name, fake, other)
+
+    def _as_input(self, name: str, fake: Any, other: Any) -> Any:
+        if isinstance(fake, tuple) and fake:
+            others = other if other is not None else [None] * len(fake)
+            pairs = zip(fake, others, strict=True)
+            return tuple(self._as_input(f"{name}_{i}", *pair) for i, pair in enumerate(pairs))
+        if not isinstance(fake, torch.Tensor) or fake.dtype not in DTYPES:
+            return External(name)
+        value = OnnxValue(self.ctx, self.ctx.unique(name), fake)
+        if other is not None and tuple(other.shape) != tuple(fake.shape):
+            value.other = other
+        self.inputs.append(value)
+        return value
+
+    def run_node(self, n: Node) -> Any:
+        """Convert one node; when tolerant, note why not and pretend that PyTorch made it."""
+        if n.op in ("placeholder", "output"):
+            return super().run_node(n)
+        self.ctx.scope = n.name
+        try:
+            if (why := self.refuse(n)) is not None:
+                raise Unsupported(why)
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            if n.op == "get_attr":
+                return self.fetch_attr(n.target)
+            target = self.fetch_attr(n.target) if n.op == "call_module" else n.target
+            out = self.ctx.fake(n.meta.get("tensor_meta"))
+            other = self.ctx.fake(n.meta.get("other_tensor_meta"))
+            result = self.ctx.call(n.op, target, args, kwargs, out, other)
+            if n.op == "call_module" and out is not None:
+                result = self.ctx._shaped(result, out, other)
+            self._check(result, n)
+            return result
+        except Unsupported as reason:
+            text = str(reason)
+        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            text = f"its conversion failed: {type(error).__name__}: {error}"
+        if not self.tolerant:
+            raise LoweringError(
+                f"this node cannot be lowered to ONNX: {text}",
+                node=n,
+                hint="leave it to PyTorch (strict=False), or register a converter for it",
+            )
+        self.reasons[n.name] = text
+        return self._outside(n)
+
+    def _check(self, result: Any, node: Node) -> None:
+        if not any(isinstance(v, OnnxValue) for v in pytree.tree_leaves(result)):
+            if not isinstance(result, torch.Tensor):
+                self.python_values.add(node.name)
+            return
+        for value in pytree.tree_leaves(result):
+            if isinstance(value, OnnxValue) and value.dtype not in DTYPES:
+                raise Unsupported(f"{value.dtype} does not exist in ONNX")
+
+    def model(self, name: str = "fxlab") -> tuple[onnx.ModelProto, Any]:
+        """Return the finished model and the pytree spec of its outputs."""
+        ctx = self.ctx
+        leaves, spec = pytree.tree_flatten(self.result)
+        outputs, used = [], {value.name for value in self.inputs}
+        for leaf in leaves:
+            if not isinstance(leaf, (OnnxValue, torch.Tensor)):
+                raise LoweringError(
+                    f"the output has a {type(leaf).__name__}; a lowered part returns tensors only"
+                )
+            value = ctx.value(leaf)
+            if value.name in used or value.name in ctx._initializers:
+                (fresh,) = ctx.raw("Identity", [value.name])
+                value = ctx._shaped(OnnxValue(ctx, fresh), value.fake, value.other)
+            used.add(value.name)
+            outputs.append(value)
+        self.outputs = outputs
+        weights = [_tensor_proto(key, tensor) for key, tensor in ctx._initializers.items()]
+        graph = helper.make_graph(
+            ctx.nodes, name, [_info(v) for v in self.inputs], [_info(v) for v in outputs], weights
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="fxlab",
+        )
+        return model, spec
+
+
+def _info(value: OnnxValue) -> onnx.ValueInfoProto:
+    shape: list[Any] = list(value.fake.shape)
+    if value.other is not None:
+        pairs = zip(shape, value.other.shape, strict=True)
+        shape = [a if a == b else f"batch_{axis}" for axis, (a, b) in enumerate(pairs)]
+    return helper.make_tensor_value_info(value.name, DTYPES[value.dtype], shape)
+
+
+def _tensor_proto(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
+    tensor = tensor.detach().cpu().contiguous()
+    proto = TensorProto(name=name, data_type=DTYPES[tensor.dtype], dims=list(tensor.shape))
+    proto.raw_data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return proto
+
+
+def to_onnx(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    path: str | Path | None = None,
+    *,
+    dynamic_batch: bool = False,
+    external_data_bytes: int = EXTERNAL_DATA_BYTES,
+) -> onnx.ModelProto:
+    """Lower a whole program to one checked ONNX model; `gm` is left untouched.
+
+    Args:
+        gm: the program, in eval mode.
+        inputs: example inputs; their shapes and dtypes become those of the model.
+        path: also write the model there, weights beside it once they pass `external_data_bytes`.
+        dynamic_batch: let the first dimension of every input vary.
+        external_data_bytes: from this size on weights go to ``<path>.data``.
+
+    Returns:
+        The model, opset `OPSET`, weights as initializers.
+
+    Raises:
+        LoweringError: a node has no converter, or one that cannot express it.
+
+    Example:
+        >>> import fxlab, torch
+        >>> model = to_onnx(fxlab.symbolic_trace(lambda x: torch.relu(x) + 1), [torch.ones(2)])
+        >>> [node.op_type for node in model.graph.node]
+        ['Relu', 'Add']
+    """
+    from fxlab.backends.lowering import with_shapes  # imports this module
+
+    emitter = Emitter(with_shapes(gm, inputs, dynamic_batch))
+    emitter.emit()
+    model, _ = emitter.model()
+    check_model(model)
+    if path is not None:
+        save_model(model, Path(path), external_data_bytes)
+    return model
+
+
+def check_model(model: onnx.ModelProto) -> None:
+    """Run onnx's own checker; above 2 GiB a message cannot be checked, its weights are left out."""
+    weights = sum(len(t.raw_data) for t in model.graph.initializer)
+    if weights < EXTERNAL_DATA_BYTES:
+        onnx.checker.check_model(model)
+
+
+def save_model(model: onnx.ModelProto, path: Path, external_data_bytes: int) -> None:
+    """Write a model; weights go to ``<path>.data`` when they are at least that many bytes."""
+    weights = sum(len(t.raw_data) for t in model.graph.initializer)
+    if weights < external_data_bytes:
+        path.write_bytes(model.SerializeToString())
+        return
+    data = Path(f"{path.name}.data")
+    path.with_name(data.name).unlink(missing_ok=True)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    onnx.save_model(copy, str(path), save_as_external_data=True, location=data.name)
+
+
+def numpy_dtype(dtype: torch.dtype) -> Any:
+    """Return numpy's dtype for a torch dtype, None where numpy has none (bfloat16)."""
+    if dtype is torch.bfloat16:
+        return None
+    return numpy.dtype(str(dtype).removeprefix("torch."))

@@ -1,0 +1,85 @@
+"""Which function says an operation in ONNX?
+
+A table from what a Graph calls (functions, method names, module classes) to *converters*; see
+`fxlab.backends.onnx` for how they are used and how a student adds one (section 6.4 of the paper).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["Unsupported", "converter", "find_converter"]
+
+_REGISTRY: dict[Any, Callable[..., Any]] = {}
+
+
+class Unsupported(Exception):
+    """Raised by a converter that cannot express a call in ONNX; its text is the reason."""
+
+
+def converter(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the way to express `targets` in ONNX.
+
+    Args:
+        targets: functions, module classes (the converter then gets the module first), or names of
+            Tensor methods. A later registration replaces an earlier one.
+
+    Returns:
+        A decorator that gives the function back. It takes ``(ctx: Builder, *args, **kwargs)`` with
+        `OnnxValue` for tensors, and returns an OnnxValue or a tuple of them.
+
+    Example:
+        >>> import torch
+        >>> @converter(torch.special.entr, "entr")
+        ... def entr(ctx, x):
+        ...     return ctx.op("Neg", ctx.op("Mul", x, ctx.op("Log", x)))
+        >>> find_converter("call_method", "entr") is entr
+        True
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _REGISTRY.update(dict.fromkeys(targets, function))
+        return function
+
+    return register
+
+
+_INPLACE = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+} | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+
+
+def find_converter(op: str, target: Any) -> Callable[..., Any] | None:
+    """Return the converter for a call, None when there is none.
+
+    Args:
+        op: ``call_function``, ``call_method`` or ``call_module``.
+        target: the function, the method's name, or the module.
+    """
+    if op == "call_module":
+        for kind in type(target).__mro__:
+            if kind in _REGISTRY and kind.forward is type(target).forward:
+                return _REGISTRY[kind]
+        return None
+    if target in _REGISTRY:
+        return _REGISTRY[target]
+    if target in _INPLACE:
+        return find_converter(op, _INPLACE[target])
+    if isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name.split("::")[1]
+    elif isinstance(target, str):
+        name = target
+    else:
+        name = getattr(target, "__name__", "")
+        is_tensor_method = getattr(torch.Tensor, name, None) is target
+        if not (is_tensor_method or (name.endswith("_") and getattr(torch, name, None) is target)):
+            return None
+    found = _REGISTRY.get(name)
+    if found is None and name.endswith("_") and not name.endswith("__"):
+        found = _REGISTRY.get(name[:-1])
+    return found

@@ -1,0 +1,217 @@
+"""Which nodes must keep their order although no value flows between them?
+
+A Graph shows who reads whose value, not who overwrites it: ``x.add_(1)`` changes what every other
+reader of ``x`` sees. Whoever moves nodes (splitting, partitioning, scheduling: sections 6.2.3 and
+6.4 of the paper) needs these hidden edges too. This module finds the arguments a node writes to,
+groups values that may share memory, and lists the ordering constraints; all of it in one walk.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from typing import Any
+
+import torch
+
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.node import Node
+from fxlab.core.purity import effect
+from fxlab.passes.alias import makes_new_value
+from fxlab.passes.base import REGION_BORDERS
+
+__all__ = ["AliasClasses", "is_random", "mutated_inputs", "order_constraints"]
+
+_INPLACE_OPERATORS = {
+    getattr(operator, name)
+    for name in [
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "ifloordiv",
+        "imod",
+        "ipow",
+        "iand",
+        "ior",
+        "ixor",
+        "ilshift",
+        "irshift",
+        "imatmul",
+        "iconcat",
+        "setitem",
+        "delitem",
+    ]
+}
+_INPLACE_DUNDERS = {f"__{op.__name__}__" for op in _INPLACE_OPERATORS}
+
+
+def _module(node: Node, gm: GraphModule | None) -> torch.nn.Module | None:
+    """The module that a ``call_module`` node calls, None where it cannot be resolved."""
+    if gm is None or node.op != "call_module":
+        return None
+    try:
+        return gm.get_submodule(str(node.target))
+    except AttributeError:
+        return None
+
+
+@functools.lru_cache(maxsize=2048)
+def _parameter_index(function: Any, name: str) -> int | None:
+    """Position of parameter `name` of a Python function, None where it has no such parameter."""
+    try:
+        return list(inspect.signature(function).parameters).index(name)
+    except (TypeError, ValueError):
+        return None
+
+
+def _argument(node: Node, name: str) -> Any:
+    """The value given for parameter `name`, by keyword or by position; None when not given."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    index = _parameter_index(node.target, name)
+    return node.args[index] if index is not None and index < len(node.args) else None
+
+
+def mutated_inputs(node: Node, gm: GraphModule | None = None) -> list[Node]:
+    """List the input nodes whose tensor this node writes to (not the state of a called module).
+
+    Args:
+        node: any node.
+        gm: owner of the graph, needed to know the ``inplace`` flag of a called module.
+
+    Returns:
+        Input nodes in argument order, usually none or one.
+
+    Example:
+        >>> import fxlab, torch
+        >>> gm = fxlab.symbolic_trace(lambda x: torch.relu(x).add_(1))
+        >>> [mutated_inputs(n) for n in gm.graph.nodes if n.op == "call_method"]
+        [[relu]]
+    """
+    written: list[Any] = []
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    if node.op == "call_method":
+        name = str(node.target)
+        if (name.endswith("_") and not name.endswith("__")) or name in _INPLACE_DUNDERS:
+            written.append(first)
+    elif node.op == "call_module":
+        if getattr(_module(node, gm), "inplace", False) is True:
+            written.append(first)
+    elif node.op == "call_function":
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            for position, argument in enumerate(target._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    given = node.args[position : position + 1] or [node.kwargs.get(argument.name)]
+                    written.extend(given)
+        else:
+            name = getattr(target, "__name__", "")
+            inplace_name = name.endswith("_") and not name.endswith("__")
+            if target in _INPLACE_OPERATORS or inplace_name or _argument(node, "inplace") is True:
+                written.append(first)
+            if name == "batch_norm" and _argument(node, "training") is True:
+                written += [_argument(node, "running_mean"), _argument(node, "running_var")]
+    out = node.kwargs.get("out")
+    written.extend(out if isinstance(out, (tuple, list)) else [out])
+    return [value for value in written if isinstance(value, Node)]
+
+
+def is_random(node: Node, gm: GraphModule | None = None) -> bool:
+    """Say whether the node's only effect is to draw random numbers: its place decides which."""
+    return effect(node, gm) is not None and effect(node, gm, impure_random=False) is None
+
+
+class AliasClasses:
+    """Groups of nodes whose values may share memory, by union-find over the graph in one walk.
+
+    Unknown functions and modules are taken to return (a view of) each of their inputs, so two
+    nodes of different classes surely do not share memory (inputs of the graph are taken to be
+    different tensors).
+
+    Args:
+        gm: the program.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._parent: dict[Node, Node] = {}
+        attributes: dict[str, Node] = {}
+        for node in gm.graph.nodes:
+            self._parent[node] = node
+            if node.op == "get_attr":
+                self._union(node, attributes.setdefault(str(node.target), node))
+            elif node.op not in ("placeholder", "output"):
+                same = list(mutated_inputs(node, gm))
+                if not makes_new_value(node, gm):
+                    same.extend(node.all_input_nodes)
+                for other in same:
+                    self._union(node, other)
+
+    def find(self, node: Node) -> Node:
+        """Return the node that stands for `node`'s class."""
+        root = node
+        while self._parent[root] is not root:
+            root = self._parent[root]
+        while self._parent[node] is not root:
+            self._parent[node], node = root, self._parent[node]
+        return root
+
+    def _union(self, a: Node, b: Node) -> None:
+        self._parent[self.find(a)] = self.find(b)
+
+
+def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tuple[Node, Node]]]:
+    """List the pairs of nodes whose order matters although no value flows between them.
+
+    Args:
+        gm: the program; it is left untouched.
+
+    Returns:
+        ``(hard, soft)``: pairs ``(before, after)``. Hard ones follow from writes to memory and
+        from effects on the world (printing, state of a module); soft ones only decide which random
+        numbers a node draws. Linear in nodes and edges.
+
+    Example:
+        >>> import fxlab, torch
+        >>> def f(x):
+        ...     y = torch.relu(x)
+        ...     z = y + 1
+        ...     y.mul_(2)
+        ...     return y, z
+        >>> order_constraints(fxlab.symbolic_trace(f))[0]
+        [(add, mul_)]
+    """
+    nodes = list(gm.graph.nodes)
+    writes = {node: found for node in nodes if (found := mutated_inputs(node, gm))}
+    hard: list[tuple[Node, Node]] = []
+    soft: list[tuple[Node, Node]] = []
+    aliases = AliasClasses(gm) if writes else None
+    last_write: dict[Node, Node] = {}
+    readers: dict[Node, list[Node]] = {}
+    last_effect: Node | None = None
+    last_random: Node | None = None
+    for node in nodes:
+        if node.op in ("placeholder", "get_attr", "output") or node.target in REGION_BORDERS:
+            continue
+        if aliases is not None:
+            written = {aliases.find(value) for value in writes.get(node, ())}
+            for read in {aliases.find(value): None for value in node.all_input_nodes}:
+                if read in last_write and last_write[read] not in node.all_input_nodes:
+                    hard.append((last_write[read], node))
+                if read not in written:
+                    readers.setdefault(read, []).append(node)
+            for value in written:
+                hard.extend((reader, node) for reader in readers.pop(value, ()))
+                last_write[value] = node
+        if node in writes or effect(node, gm) is None:
+            continue
+        if effect(node, gm, impure_random=False) is None:
+            if last_random is not None:
+                soft.append((last_random, node))
+            last_random = node
+        else:
+            if last_effect is not None:
+                hard.append((last_effect, node))
+            last_effect = node
+    return hard, soft
