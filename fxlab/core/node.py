@@ -9,6 +9,7 @@ code never goes stale and a recorder sees every edit.
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import itertools
 import types
@@ -642,9 +643,20 @@ def target_text(target: Any) -> str:
     """Return a target as every text of the kit shows it."""
     if isinstance(target, str):
         return target
+    if type(target) is types.BuiltinFunctionType and (
+        target.__self__ is None or type(target.__self__) is types.ModuleType
+    ):
+        return _builtin_text(target)  # these live for ever, so their texts may as well
+    return _text_of(target)
+
+
+def _text_of(target: Any) -> str:
     if getattr(target, "__module__", None) == "builtins" and hasattr(target, "__name__"):
         return f"builtins.{target.__name__}"
     return qualified_name(target)
+
+
+_builtin_text = functools.lru_cache(maxsize=4096)(_text_of)
 
 
 def _format_arg(arg: Any, limit: float = float("inf")) -> str:
