@@ -83,7 +83,7 @@ def explain_mismatch(
     >>> gm = fxlab.symbolic_trace(lambda x, y: torch.add(x, y).relu())
     >>> print(explain_mismatch(lambda a, b: torch.relu(torch.add(a, b)), gm))
     no match; the best attempt found 0 of 2 operations of the pattern
-    stopped: the pattern calls torch.relu (call_function), the graph relu (call_method)
+    stopped: the pattern has torch.relu (call_function) here, the graph relu (call_method)
     ...
     try: normalize=True: both mean the same call
     """
@@ -145,14 +145,16 @@ def _text(
     """Return what stopped an attempt in words, and what to try."""
     parameter = "make it a parameter of the pattern"
     if kind == "call":
-        left, right = (target_text(n.target) if n.op not in _EDGES else f"its {n.op}"
-                       for n in (pn, gn))  # fmt: skip
-        what = "" if pn.op == gn.op or right.startswith("its ") else f" ({pn.op})", f" ({gn.op})"
-        both = what if what[0] else ("", "")
+        ends = gn.op in _EDGES
         same = not matcher.normalize and _same_meaning(pn, gn)
         hint = "normalize=True: both mean the same call" if same else ""
-        verb = "reads" if right.startswith("its ") or pn.op == "get_attr" else "calls"
-        return f"the pattern {verb} {left}{both[0]}, the graph {right}{both[1]}", hint
+        left, right = (
+            target_text(pn.target),
+            f"its {gn.op} {gn}" if ends else target_text(gn.target),
+        )
+        if pn.op != gn.op and not ends:
+            left, right = f"{left} ({pn.op})", f"{right} ({gn.op})"
+        return f"the pattern has {left} here, the graph {right}", hint
     if kind == "arguments":
         left, right = (", ".join([*map(str, n.args), *(f"{k}={v}" for k, v in n.kwargs.items())])
                        for n in (pn, gn))  # fmt: skip

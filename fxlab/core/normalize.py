@@ -131,6 +131,7 @@ def _positional(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Move keywords to positions by the first overload that takes them; drop trailing defaults."""
+    kwargs.pop("_stacklevel", None)
     if "self" in kwargs:
         kwargs["input"] = kwargs.pop("self")
     for parameters in _signatures(function):
@@ -145,10 +146,10 @@ def _positional(
             values.append(rest.pop(p.name, p.default))
         while len(values) > 1 and _is_default(values[-1], places[len(values) - 1].default):
             values.pop()
-        if inspect.Parameter.empty in values:
+        if any(value is inspect.Parameter.empty for value in values):
             continue
         only = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        rest = {k: v for k, v in rest.items() if not _is_default(v, only[k])}
+        rest = {k: v for k, v in rest.items() if k not in only or not _is_default(v, only[k])}
         return tuple(values), rest
     return args, kwargs
 

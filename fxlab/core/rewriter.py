@@ -88,7 +88,7 @@ def replace_pattern(
     2
     >>> print(gm.code.strip())
     def forward(self, x, y):
-        add = x + y
+        add = x + y;  x = None
         clamp = torch.clamp(add, min = 0);  add = None
         clamp_1 = torch.clamp(y, min = 0);  y = None
         mul = clamp * clamp_1;  clamp = clamp_1 = None
