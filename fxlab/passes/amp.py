@@ -37,8 +37,8 @@ __all__ = ["amp", "column"]
 
 LOWER = frozenset(
     "linear matmul mm bmm addmm addbmm baddbmm mv addmv einsum chain_matmul multi_dot conv1d "
-    "conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d _convolution convolution "
-    "scaled_dot_product_attention __matmul__ __rmatmul__".split()
+    "conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d _convolution "
+    "convolution scaled_dot_product_attention __matmul__ __rmatmul__".split()
 )
 KEEP = frozenset(
     "softmax log_softmax softmin logsumexp layer_norm group_norm instance_norm rms_norm "

@@ -152,10 +152,15 @@ def const_fold(gm: GraphModule, *, max_bytes: int = 64 << 20) -> GraphModule:
 
     Example:
         >>> import fxlab
-        >>> gm = const_fold(fxlab.symbolic_trace(lambda x: x + torch.ones(2, 2) * 3))
-        >>> print(gm.meta["reports"]["const_fold"])
+        >>> class Tied(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w = torch.nn.Parameter(torch.randn(2, 3))
+        ...     def forward(self, x):
+        ...         return x @ self.w.t()
+        >>> print(const_fold(fxlab.symbolic_trace(Tied().eval())).meta["reports"]["const_fold"])
         const_fold: 1 changed, 0 left alone
-          mul folded: f32[2, 2]
+          t folded: f32[3, 2]
     """
     constant, kept = _constants(gm)
     changed = []

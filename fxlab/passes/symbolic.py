@@ -91,6 +91,9 @@ def propagate_symbolic(
     fixed = {size.node._expr: n for n, size in names.items() if size.node._expr in env.replacements}
     guards = [f"{n} == {text(s)}, or the program takes another way" for s, n in fixed.items()]
     for guard in env.guards:
+        asked_by = guard.sloc.framework_loc
+        if getattr(asked_by, "filename", "").endswith("fake_impls.py"):
+            continue  # a kernel is chosen by the size of the batch; the shapes are the same
         if not fixed.keys() & guard.expr.free_symbols:
             guards.append(f"{guard.expr.xreplace(plain_symbols)}")
     return list(dict.fromkeys(guards))

@@ -1,0 +1,137 @@
+"""Shape propagation, with numbers and with names for sizes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.fx.passes.shape_prop as torch_shape_prop
+from torch import nn
+
+import fxlab
+from fxlab.models import MLP, TransformerBlock, resnet18
+from fxlab.passes import ShapeError, ShapeProp, shape_prop, shape_text
+
+torch.set_num_threads(1)
+
+
+def test_metadata_agrees_with_torch_fx_on_resnet18():
+    model, x = resnet18().eval(), torch.randn(1, 3, 64, 64)
+    ours = shape_prop(fxlab.symbolic_trace(model), x)
+    theirs = torch.fx.symbolic_trace(model)
+    with torch.no_grad():
+        torch_shape_prop.ShapeProp(theirs).propagate(x)
+    for a, b in zip(ours.graph.nodes, theirs.graph.nodes, strict=True):
+        assert tuple(a.meta["tensor_meta"]) == tuple(b.meta["tensor_meta"])
+        assert a.meta["type"] is b.meta["type"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.zeros(1, 64, 56, 56), "f32[1, 64, 56, 56]"),
+        (torch.zeros((), dtype=torch.bfloat16), "bf16[]"),
+        (
+            (torch.zeros(2, dtype=torch.bool), [torch.zeros(3, dtype=torch.int64)]),
+            "(b8[2], [i64[3]])",
+        ),
+        ({"a": torch.zeros(2, dtype=torch.uint8)}, "{a: u8[2]}"),
+        (7, "int"),
+    ],
+)
+def test_shapes_read_as_text(value, text):
+    assert shape_text(value) == text
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation.*")
+def test_channels_last_and_quantized_values_keep_their_layout_and_scale():
+    gm = fxlab.symbolic_trace(lambda x: torch.quantize_per_tensor(x, 0.5, 3, torch.quint8))
+    shape_prop(gm, torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last))
+    x, quantized, _ = gm.graph.nodes
+    assert x.meta["tensor_meta"].memory_format is torch.channels_last
+    meta = quantized.meta["tensor_meta"]
+    assert meta.is_quantized
+    assert (meta.qparams["scale"], meta.qparams["zero_point"]) == (0.5, 3)
+
+
+def test_an_error_names_the_node_its_inputs_and_the_users_line():
+    gm = fxlab.symbolic_trace(MLP((8, 4)))
+    with pytest.raises(ShapeError) as caught:
+        shape_prop(gm, torch.zeros(2, 5))
+    text = str(caught.value)
+    assert "layers_0" in text
+    assert "x: f32[2, 5]" in text
+    assert "small.py" in text
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_a_fake_mode_computes_shapes_without_data():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    gm = fxlab.symbolic_trace(nn.Linear(8, 1 << 10))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    out = ShapeProp(gm, mode).propagate(torch.empty(1 << 12, 8))
+    assert tuple(out.shape) == (1 << 12, 1 << 10)
+    assert isinstance(out, FakeTensor)
+
+
+def test_a_named_batch_size_goes_through_resnet():
+    gm = fxlab.symbolic_trace(resnet18().eval())
+    shape_prop(gm, torch.zeros(1, 3, 224, 224), dynamic={"x": {0: "N"}})
+    texts = {n.name: shape_text(n) for n in gm.graph.nodes}
+    assert texts["layer1_0_conv1"] == "f32[N, 64, 56, 56]"
+    assert texts["output"] == "f32[N, 1000]"
+    assert gm.meta["reports"]["shape_prop"]["guards"] == []
+
+
+def test_sizes_are_computed_with_their_names():
+    gm = fxlab.symbolic_trace(lambda x, y: torch.cat([x.flatten(1), y], 1))
+    names = [n.target for n in gm.graph.find_nodes(op="placeholder")]
+    inputs = torch.zeros(2, 3, 8), torch.zeros(2, 5)
+    shape_prop(gm, *inputs, dynamic={names[0]: {0: "N", 2: "T"}, names[1]: {0: "N"}})
+    assert shape_text(gm.graph.output_node()) == "f32[N, 3*T + 5]"
+
+
+def test_transformer_takes_named_batch_and_length():
+    gm = fxlab.symbolic_trace(TransformerBlock().eval())
+    shape_prop(gm, torch.zeros(2, 16, 32), dynamic={"x": {0: "N", 1: "T"}})
+    assert shape_text(gm.graph.find_nodes(op="call_function", target=torch.softmax)[0]) == (
+        "f32[N, 4, T, T]"
+    )
+
+
+def test_a_size_that_the_model_forces_is_shown_as_a_guard():
+    gm = fxlab.symbolic_trace(lambda x: x + torch.ones(4))
+    name = gm.graph.find_nodes(op="placeholder")[0].target
+    shape_prop(gm, torch.zeros(4), dynamic={name: {0: "N"}})
+    assert any("N == 4" in guard for guard in gm.meta["reports"]["shape_prop"]["guards"])
+    assert shape_text(gm.graph.output_node()) == "f32[4]"
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "message"),
+    [({"y": {0: "N"}}, "no such input"), ({"x": {5: "N"}}, "dimension 5"),
+     ({"x": {0: "N", 1: "N"}}, "differ in the examples")],
+)  # fmt: skip
+def test_wrong_names_of_sizes_are_refused(dynamic, message):
+    gm = fxlab.symbolic_trace(MLP())
+    with pytest.raises(ShapeError, match=message):
+        shape_prop(gm, torch.zeros(2, 8), dynamic=dynamic)
+
+
+def test_symbolic_metadata_copies_and_pickles():
+    gm = fxlab.symbolic_trace(MLP())
+    shape_prop(gm, torch.zeros(2, 8), dynamic={"x": {0: "N"}})
+    for twin in (copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))):
+        assert shape_text(twin.graph.output_node()) == "f32[N, 4]"
+
+
+def test_the_function_carries_torch_fx_names_whatever_was_imported():
+    import fxlab.passes.shape_prop
+
+    assert fxlab.passes.shape_prop.ShapeProp is ShapeProp
+    assert fxlab.passes.shape_prop is shape_prop
+    assert hasattr(torch_shape_prop, "TensorMetadata")
+    assert shape_prop.TensorMetadata._fields == torch_shape_prop.TensorMetadata._fields
