@@ -1,0 +1,371 @@
+"""How does a CPU multiply integer codes, which kernel is the fastest here, and is it right?
+
+The paper lowers to FBGEMM (section 6.2.1). A torch build holds several such libraries; this file
+calls two, oneDNN and fbgemm, and holds a third that is nothing but integer arithmetic, to check
+the other two against. All read and write plain ``uint8`` codes. For a layer with input codes x,
+zero point z, scale a, weight codes w with one scale b an output channel, and bias c:
+
+    acc = sum((x - z) * w)                 exact, in 32 bits
+    y   = acc * (a * b) + c                the real value
+    out = clamp(round(y / s) + t)          its code, with output scale s and zero point t
+
+Libraries agree on acc. They round y differently, so a code may differ by one when y / s lies within
+float32's precision of a tie; the tests hold them to that.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "Codes",
+    "Packed",
+    "available_engines",
+    "choose_engine",
+    "dequantize",
+    "look_up",
+    "quantize",
+    "weight_codes",
+]
+
+FEW_ROWS = 4
+"""Up to so many rows a multiplication is a matter of reading the weights; another kernel may win."""
+
+CHUNK = 1 << 16
+"""Elements looked up at a time, so that the indices stay in the cache."""
+
+
+class Codes(NamedTuple):
+    """What an activation's codes mean: ``value = (code - zero_point) * scale``."""
+
+    scale: float
+    zero_point: int
+    quant_max: int = 255
+
+    def values(self) -> Tensor:
+        """Return the value of each of the 256 bytes: f32[256]."""
+        return (torch.arange(256) - self.zero_point).float() * self.scale
+
+
+class Packed:
+    """Weights in the layouts that libraries want, made when first needed.
+
+    They are derived data: copying or pickling a module leaves them out, and loading weights drops
+    them.
+    """
+
+    def __init__(self) -> None:
+        self.by_engine: dict[str, Any] = {}
+
+    def __deepcopy__(self, memo: dict) -> Packed:
+        return Packed()
+
+    def __reduce__(self) -> tuple:
+        return Packed, ()
+
+
+@functools.cache
+def available_engines() -> tuple[str, ...]:
+    """Return the engines of this torch build: some of onednn, fbgemm, and always reference."""
+    found = []
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        found.append("onednn")
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        found.append("fbgemm")
+    return (*found, "reference")
+
+
+@functools.cache
+def _settle() -> None:
+    """Trigger, and swallow, torch's once-only notice on its quantized tensor types.
+
+    We use them for nothing but reaching two kernels: quantizing, and fbgemm's product.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+
+
+def _as_bytes(q: Tensor) -> Tensor:
+    """Return the codes of torch's quantized tensor ``q``: the same memory, as uint8."""
+    out = torch.empty(0, dtype=torch.uint8)
+    return out.set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())
+
+
+def _as_quint8(x: Tensor, codes: Codes) -> Tensor:
+    """Return codes ``x`` as torch's quantized tensor, in the same memory."""
+    _settle()
+    scale, zero_point = codes.scale, codes.zero_point
+    q = torch._empty_affine_quantized([0], scale=scale, zero_point=zero_point, dtype=torch.quint8)
+    return q.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+
+
+def quantize(x: Tensor, codes: Codes) -> Tensor:
+    """Return the codes of ``x``: u8, same shape; beyond the range they saturate."""
+    _settle()
+    x = x if x.dtype == torch.float32 else x.float()
+    out = _as_bytes(torch.quantize_per_tensor(x, codes.scale, codes.zero_point, torch.quint8))
+    return out if codes.quant_max == 255 else out.clamp_(max=codes.quant_max)
+
+
+def dequantize(x: Tensor, codes: Codes) -> Tensor:
+    """Return the values that ``x`` stands for: f32, same shape."""
+    return look_up(codes.values(), x)
+
+
+def look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """Return ``table[code]`` for each code; any function of one byte is such a table.
+
+    Args:
+        table: u8[256] or f32[256].
+        codes: u8 of any shape; the result has its shape and memory format.
+    """
+    order = None
+    if not codes.is_contiguous():
+        order = sorted(range(codes.dim()), key=lambda d: -codes.stride(d))
+        codes = codes.permute(order).contiguous()
+    flat = codes.reshape(-1)
+    if flat.numel() <= 4 * CHUNK:
+        out = torch.index_select(table, 0, flat.int())
+    else:
+        out = torch.empty(flat.shape, dtype=table.dtype)
+        for start in range(0, flat.numel(), CHUNK):
+            part = flat[start : start + CHUNK].int()
+            torch.index_select(table, 0, part, out=out[start : start + CHUNK])
+    out = out.view(codes.shape)
+    if order is None:
+        return out
+    return out.permute([order.index(d) for d in range(len(order))])
+
+
+def weight_codes(weight: Tensor, scale: Tensor, quant_min: int, quant_max: int) -> Tensor:
+    """Return i8 codes of a weight with one scale for each row (dimension 0).
+
+    Works on some rows at a time, so that the largest temporary is a few megabytes.
+    """
+    out = torch.empty(weight.shape, dtype=torch.int8)
+    rows = max(1, (1 << 20) // max(1, weight[0].numel()))
+    shape = [-1] + [1] * (weight.dim() - 1)
+    for start in range(0, weight.shape[0], rows):
+        some = slice(start, start + rows)
+        scaled = weight[some].detach() * (1 / scale[some]).reshape(shape)
+        out[some] = scaled.round_().clamp_(quant_min, quant_max).to(torch.int8)
+    return out
+
+
+# ---------------------------------------------------------------------------------- linear layers
+
+
+def pack_linear(engine: str, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Any:
+    """Return what ``engine`` wants to be given for a weight i8[N, K] with scales f32[N]."""
+    if engine == "onednn":
+        zero_point = torch.zeros(weight.shape[0], dtype=torch.int32)
+        return torch.ops.onednn.qlinear_prepack.default(weight, None), zero_point
+    if engine == "fbgemm":
+        _settle()
+        zero_point = torch.zeros(weight.shape[0], dtype=torch.int64)
+        q = torch._make_per_channel_quantized_tensor(weight, scale.double(), zero_point, 0)
+        with _quantized_engine("fbgemm"):
+            return torch.ops.quantized.linear_prepack(q, bias)
+    return None
+
+
+class _quantized_engine:
+    """Make torch's global choice of engine for the time of a block."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.before = torch.backends.quantized.engine
+        torch.backends.quantized.engine = self.name
+
+    def __exit__(self, *error: object) -> None:
+        torch.backends.quantized.engine = self.before
+
+
+def linear_onednn(x: Tensor, layer: Any, packed: Any) -> Tensor:
+    """Return ``layer`` of codes u8[M, K]: u8[M, N], or f32[M, N] when it emits float."""
+    weight, zero_point = packed
+    out = layer.output
+    return torch.ops.onednn.qlinear_pointwise.default(
+        x,
+        layer.input.scale,
+        layer.input.zero_point,
+        weight,
+        layer.weight_scale,
+        zero_point,
+        layer.bias,
+        1.0 if out is None else out.scale,
+        0 if out is None else out.zero_point,
+        torch.float32 if out is None else torch.uint8,
+        "relu" if layer.relu else "none",
+        [],
+        "",
+    )
+
+
+def linear_fbgemm(x: Tensor, layer: Any, packed: Any) -> Tensor:
+    """Return ``layer`` of codes u8[M, K]: u8[M, N]."""
+    run = torch.ops.quantized.linear_relu if layer.relu else torch.ops.quantized.linear
+    x = _as_quint8(x, layer.input)
+    return _as_bytes(run.default(x, packed, layer.output.scale, layer.output.zero_point))
+
+
+def linear_reference(x: Tensor, layer: Any) -> Tensor:
+    """Return what the other two should: integer products and sums, then one rounding in float64."""
+    acc = (x.long() - layer.input.zero_point) @ layer.weight.long().t()  # (M, N)
+    return _finish_reference(acc, layer, None)
+
+
+def _finish_reference(acc: Tensor, layer: Any, other: Tensor | None) -> Tensor:
+    """Scale integer sums (channels in dimension 1), add bias and residual, make codes."""
+    shape = [1, -1] + [1] * (acc.dim() - 2)
+    y = acc.double() * (layer.weight_scale.double() * layer.input.scale).reshape(shape)
+    if layer.bias is not None:
+        y += layer.bias.double().reshape(shape)
+    if other is not None:
+        y += (other.double() - layer.other.zero_point) * layer.other.scale
+    if layer.relu:
+        y = y.clamp(min=0)
+    if layer.output is None:
+        return y.float()
+    codes = (y / layer.output.scale).round() + layer.output.zero_point
+    return codes.clamp(0, layer.output.quant_max).to(torch.uint8)
+
+
+# ----------------------------------------------------------------------------------- convolutions
+
+
+def pack_conv(layer: Any) -> Any:
+    """Return what oneDNN wants to be given for a convolution's weight i8[N, C / groups, ...]."""
+    packed = torch.ops.onednn.qconv_prepack.default(
+        layer.weight,
+        layer.weight_scale,
+        layer.input.scale,
+        layer.input.zero_point,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.groups,
+        None,
+    )
+    return packed, torch.zeros(layer.weight.shape[0], dtype=torch.int32)
+
+
+def conv_onednn(x: Tensor, layer: Any, packed: Any, other: Tensor | None) -> Tensor:
+    """Return ``layer`` of codes u8[N, C, ...], plus ``other`` when it has a fused addition."""
+    weight, zero_point = packed
+    out = layer.output
+    head = (x, layer.input.scale, layer.input.zero_point, weight, layer.weight_scale, zero_point)
+    geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    target = (
+        1.0 if out is None else out.scale,
+        0 if out is None else out.zero_point,
+        torch.float32 if out is None else torch.uint8,
+    )
+    after = "relu" if layer.relu else "none"
+    if x.dim() == 5:  # oneDNN's 3d kernel has no fused ReLU: hold the codes above that of 0
+        run = torch.ops.onednn.qconv3d_pointwise.default
+        y = run(*head, layer.bias, *geometry, *target, "none", [], "")
+        return y.clamp_(min=target[1]) if layer.relu else y
+    if other is None:
+        ops = torch.ops.onednn
+        run = (ops.qconv1d_pointwise if x.dim() == 3 else ops.qconv2d_pointwise).default
+        return run(*head, layer.bias, *geometry, *target, after, [], "")
+    total = other.clone(memory_format=torch.channels_last)  # the kernel may write into it
+    return torch.ops.onednn.qconv2d_pointwise.binary(
+        *head,
+        total,
+        layer.bias,
+        *geometry,
+        *target,
+        layer.other.scale,
+        layer.other.zero_point,
+        "sum",
+        1.0,
+        after,
+        [],
+        "",
+    )
+
+
+def conv_reference(x: Tensor, layer: Any, other: Tensor | None) -> Tensor:
+    """Return what oneDNN should.
+
+    The sums are integers below 2**53 held in float64, where they are exact: torch has no integer
+    convolution.
+    """
+    run = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
+    shifted = x.double() - layer.input.zero_point
+    acc = run(
+        shifted,
+        layer.weight.double(),
+        None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.groups,
+    )
+    return _finish_reference(acc, layer, other)
+
+
+# -------------------------------------------------------------------------------------- additions
+
+
+def add_codes(a: Tensor, b: Tensor, layer: Any) -> Tensor:
+    """Return the codes of the sum of two tensors of codes of one shape.
+
+    This is torch's own kernel: oneDNN's ``qadd`` of torch 2.13 is wrong for uint8 (its result is
+    that of signed bytes).
+    """
+    left, right, out = layer.left, layer.right, layer.output
+    run = torch.ops.quantized.add_relu if layer.relu else torch.ops.quantized.add
+    total = run.default(_as_quint8(a, left), _as_quint8(b, right), out.scale, out.zero_point)
+    return _as_bytes(total)
+
+
+def add_reference(a: Tensor, b: Tensor, layer: Any) -> Tensor:
+    """Return what ``add_codes`` should, for any two shapes that broadcast."""
+    y = (a.double() - layer.left.zero_point) * layer.left.scale
+    y = y + (b.double() - layer.right.zero_point) * layer.right.scale
+    y = y.clamp(min=0) if layer.relu else y
+    codes = (y / layer.output.scale).round() + layer.output.zero_point
+    return codes.clamp(0, layer.output.quant_max).to(torch.uint8)
+
+
+# ------------------------------------------------------------------------- the choice of an engine
+
+
+@functools.cache
+def choose_engine(few: bool) -> str:
+    """Return the fastest engine for linear layers on this machine, measured once a process.
+
+    Args:
+        few: for at most ``FEW_ROWS`` rows (reading weights decides) or for many (arithmetic does).
+    """
+    engines = available_engines()
+    if len(engines) == 2:
+        return engines[0]
+    from fxlab.passes.quantize.modules import Int8Linear
+
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (1024, 2048), dtype=torch.int8, generator=generator)
+    x = torch.randint(0, 256, (1 if few else 32, 2048), generator=generator).to(torch.uint8)
+    layer = Int8Linear(weight, torch.full((1024,), 1e-3), None, Codes(0.02, 128), Codes(0.1, 128))
+    best = {}
+    for _ in range(5):
+        for engine in engines[:-1]:
+            layer.run(x, engine)
+            start = time.perf_counter()
+            for _ in range(3):
+                layer.run(x, engine)
+            best[engine] = min(best.get(engine, 9e9), time.perf_counter() - start)
+    return min(best, key=lambda engine: best[engine])

@@ -1,0 +1,196 @@
+"""Claims about the int8 kernels: each agrees with plain integer arithmetic."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fxlab.passes.quantize import kernels
+from fxlab.passes.quantize.kernels import Codes
+from fxlab.passes.quantize.modules import Int8Add, Int8Cat, Int8Conv, Int8Linear, Table
+from fxlab.passes.quantize.observers import QParams
+
+ENGINES = [e for e in kernels.available_engines() if e != "reference"]
+
+
+def random_codes(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
+
+
+def random_weight(*shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+    scale = torch.rand(shape[0], generator=generator) * 1e-2 + 1e-4
+    return weight, scale, torch.randn(shape[0], generator=generator)
+
+
+def differ(a, b):
+    """The largest difference in codes, and the fraction of codes that differ."""
+    gap = (a.int() - b.int()).abs()
+    return int(gap.max()), float((gap > 0).double().mean())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("zero_point", [0, 37, 255])
+@pytest.mark.parametrize("shape", [(1, 7, 5), (5, 64, 33), (70, 301, 130)])
+def test_a_linear_kernel_equals_integer_arithmetic_but_for_ties(engine, relu, zero_point, shape):
+    rows, width, out = shape
+    weight, scale, bias = random_weight(out, width)
+    layer = Int8Linear(weight, scale, bias, Codes(0.013, zero_point), Codes(0.4, 99), relu)
+    x = random_codes(rows, width)
+    worst, fraction = differ(layer.run(x, engine), layer.run(x, "reference"))
+    # The libraries multiply in float32, the reference in float64: ties may fall to either side.
+    assert worst <= 1
+    assert fraction < 1e-3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_integer_sums_are_exact_bit_for_bit(engine):
+    """Scales that are powers of two leave nothing to round, so that codes show the sums."""
+    weight, _, _ = random_weight(16, 40)
+    x = random_codes(9, 40) % 4
+    layer = Int8Linear(weight % 3, torch.ones(16), None, Codes(1.0, 1), Codes(1.0, 128))
+    assert torch.equal(layer.run(x, engine), layer.run(x, "reference"))
+
+
+def test_the_float_output_of_a_linear_kernel_is_right_to_float32():
+    weight, scale, bias = random_weight(50, 200)
+    layer = Int8Linear(weight, scale, bias, Codes(0.02, 128), None)
+    x = random_codes(20, 200)
+    out = layer(x)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, layer.run(x, "reference"), rtol=1e-5, atol=1e-4)
+
+
+def test_products_that_would_overflow_16_bits_do_not():
+    """Bytes times bytes, added in pairs in 16 bits, saturate on old kernels."""
+    weight = torch.full((8, 64), 127, dtype=torch.int8)
+    x = torch.full((3, 64), 255, dtype=torch.uint8)
+    layer = Int8Linear(weight, torch.full((8,), 1.0), None, Codes(1.0, 0), Codes(16384.0, 0))
+    for engine in ENGINES:
+        assert torch.equal(layer.run(x, engine), layer.run(x, "reference"))
+
+
+CONVS = [
+    ((2, 3, 17), (8, 3, 5), {"stride": (2,), "padding": (1,), "dilation": (1,)}),
+    ((2, 8, 11, 13), (6, 8, 3, 3), {"stride": (1, 2), "padding": (1, 0), "dilation": (1, 1)}),
+    (
+        (1, 8, 12, 12),
+        (8, 2, 3, 3),
+        {"stride": (1, 1), "padding": (2, 2), "dilation": (2, 2), "groups": 4},
+    ),
+    (
+        (1, 8, 9, 9),
+        (8, 1, 3, 3),
+        {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 8},
+    ),
+    (
+        (1, 4, 6, 7, 5),
+        (3, 4, 2, 3, 3),
+        {"stride": (1,) * 3, "padding": (1,) * 3, "dilation": (1,) * 3},
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "kernel", "geometry"), CONVS)
+@pytest.mark.parametrize("zero_point", [0, 60])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_convolution_equals_integer_arithmetic_but_for_ties(
+    shape, kernel, geometry, zero_point, relu
+):
+    weight, scale, bias = random_weight(*kernel)
+    layer = Int8Conv(weight, scale, bias, Codes(0.02, zero_point), Codes(0.3, 90), relu, **geometry)
+    x = random_codes(*shape)
+    worst, fraction = differ(layer(x), layer.run(x, "reference"))
+    assert worst <= 1
+    assert fraction < 2e-3
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_fused_addition_equals_integer_arithmetic_and_leaves_its_input_alone(relu):
+    weight, scale, bias = random_weight(16, 8, 3, 3)
+    layer = Int8Conv(
+        weight,
+        scale,
+        bias,
+        Codes(0.02, 3),
+        Codes(0.3, 90),
+        relu,
+        stride=(1, 1),
+        padding=(1, 1),
+        dilation=(1, 1),
+        other=Codes(0.1, 50),
+    )
+    x, other = random_codes(2, 8, 10, 10), random_codes(2, 16, 10, 10, seed=5)
+    before = other.clone()
+    worst, fraction = differ(layer(x, other), layer.run(x, "reference", other))
+    assert worst <= 1
+    assert fraction < 2e-3
+    assert torch.equal(other, before)
+
+
+def test_quantizing_gives_the_codes_of_the_formula():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 3
+    codes = Codes(0.0137, 93)
+    q = QParams(torch.tensor(codes.scale), torch.tensor(codes.zero_point), 0, 255)
+    assert torch.equal(kernels.quantize(x, codes), q.quantize(x))
+    assert torch.equal(kernels.dequantize(kernels.quantize(x, codes), codes), q.fake_quantize(x))
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, float("inf"), float("-inf")])
+def test_values_beyond_the_range_saturate(value):
+    out = kernels.quantize(torch.tensor([value]), Codes(0.1, 100))
+    assert int(out) == (255 if value > 0 else 0)
+
+
+@pytest.mark.parametrize("function", [F.selu, F.gelu, torch.sigmoid, torch.tanh, F.hardswish])
+def test_a_table_gives_exactly_what_computing_would(function):
+    source, target = Codes(0.03, 120), Codes(0.02, 60)
+    x = random_codes(33, 5)
+    values = function(kernels.dequantize(x, source))
+    assert torch.equal(Table.of("f", function, source, None)(x), values)
+    assert torch.equal(Table.of("f", function, source, target)(x), kernels.quantize(values, target))
+
+
+@pytest.mark.parametrize("size", [10, kernels.CHUNK * 5 + 3])
+def test_looking_up_keeps_shape_and_memory_format(size):
+    table = torch.randn(256)
+    flat = random_codes(size)
+    assert torch.equal(kernels.look_up(table, flat), table[flat.long()])
+    x = random_codes(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    out = kernels.look_up(table, x)
+    assert torch.equal(out, table[x.long()])
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(kernels.look_up(table, x[:, :, ::2]), table[x[:, :, ::2].long()])
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shapes", [((4, 9), (4, 9)), ((4, 9), (1, 9))])
+def test_an_addition_equals_integer_arithmetic_but_for_ties(relu, shapes):
+    add = Int8Add(Codes(0.1, 20), Codes(0.23, 140), Codes(0.2, 90), relu)
+    a, b = random_codes(*shapes[0]), random_codes(*shapes[1], seed=3)
+    worst, _ = differ(add(a, b), kernels.add_reference(a, b, add))
+    assert worst <= 1
+
+
+def test_concatenation_brings_all_parts_to_one_scale():
+    first, second = Codes(0.1, 20), Codes(0.2, 90)
+    cat = Int8Cat([first, second], second, dim=1)
+    a, b = random_codes(2, 3), random_codes(2, 4, seed=2)
+    out = cat([a, b])
+    assert torch.equal(out[:, 3:], b)
+    assert torch.equal(out[:, :3], kernels.quantize(kernels.dequantize(a, first), second))
+
+
+def test_the_engine_is_chosen_by_measuring_and_named():
+    for few in (True, False):
+        assert kernels.choose_engine(few) in kernels.available_engines()
+
+
+def test_codes_of_weights_do_not_depend_on_the_rows_coded_at_a_time():
+    weight = torch.randn(3000, 700)
+    scale = weight.abs().amax(1) / 127
+    codes = kernels.weight_codes(weight, scale, -127, 127)
+    wanted = torch.round(weight * (1 / scale)[:, None]).clamp(-127, 127).to(torch.int8)
+    assert torch.equal(codes, wanted)
