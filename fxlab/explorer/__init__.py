@@ -1,5 +1,142 @@
 """Watching a program change: record edits, step through them, judge what they did.
 
 `fxlab.record` and `fxlab.explore` are the two calls that people come for. Nothing here imports
-ipywidgets or anywidget before a widget is asked for.
+ipywidgets or anywidget before a widget is asked for, so `record` works in a plain script.
 """
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fxlab.core.errors import RewriteError, call_site
+from fxlab.core.graph_module import GraphModule
+from fxlab.explorer.history import RecordedTimeline
+from fxlab.explorer.record import record, title_of
+from fxlab.explorer.shrink import shrink
+from fxlab.explorer.timeline import Timeline
+from fxlab.explorer.trace import add_error, trace_timeline
+
+if TYPE_CHECKING:
+    from fxlab.explorer.widget import Explorer
+
+__all__ = [
+    "Explorer",
+    "RecordedTimeline",
+    "Timeline",
+    "explore",
+    "record",
+    "shrink",
+    "timeline_of",
+    "trace_timeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the widget when it is first asked for."""
+    if name == "Explorer":
+        return importlib.import_module("fxlab.explorer.widget").Explorer
+    raise AttributeError(f"module 'fxlab.explorer' has no attribute {name!r}")
+
+
+def explore(
+    x: Any,
+    passes: Sequence[Callable[..., Any]] | None = None,
+    inputs: Sequence[Any] | None = None,
+    *,
+    strict: bool = False,
+    **view: Any,
+) -> Explorer:
+    """Show a program, and what passes do to it, edit by edit.
+
+    Args:
+        x: A model or function (it is traced, which is the first thing shown), a GraphModule of
+            fxlab or torch.fx, an exported program (`torch.export`), or a `Timeline`.
+        passes: Run one after the other, each recorded and judged. They work on a copy that shares
+            tensors: `x` stays as it is.
+        inputs: Example inputs: shapes and costs are shown, and each pass is held to the output of
+            the first program. Without passes, the run itself is shown node by node.
+        strict: Raise what a trace or a pass raises, instead of showing it as the last step.
+        **view: Handed to the Explorer: `step`, `selection`, `wall`, `predict`.
+
+    Returns:
+        An Explorer; `explorer.timeline` is the story, `explorer.error` what went wrong or None.
+    """
+    timeline = timeline_of(x, passes, inputs)
+    failure = getattr(timeline, "failure", None)
+    if strict and failure is not None:
+        raise failure
+    from fxlab.explorer.widget import Explorer
+
+    explorer = Explorer(timeline, **view)
+    explorer.error = failure
+    return explorer
+
+
+def timeline_of(
+    x: Any,
+    passes: Sequence[Callable[..., Any]] | None = None,
+    inputs: Sequence[Any] | None = None,
+) -> Timeline:
+    """The story that `explore` shows, without the widget; `timeline.failure` is what went wrong."""
+    if isinstance(x, Timeline):
+        return x
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if isinstance(x, torch.export.ExportedProgram):
+        from fxlab.interop import from_exported
+
+        timeline = _opened(from_exported(x), inputs)
+    elif isinstance(x, GraphModule | torch.fx.GraphModule):
+        timeline = _opened(_private(x), inputs)
+    elif isinstance(x, nn.Module) or callable(x):
+        timeline = trace_timeline(x, inputs)
+    else:
+        raise RewriteError(
+            f"explore can't show a {type(x).__name__}",
+            where=call_site(),
+            expected="a model, a function, a GraphModule, an exported program, or a Timeline",
+        )
+    if timeline.failure is None:
+        _run_all(timeline, list(passes or ()), inputs)
+    return timeline
+
+
+def _private(gm: Any) -> Any:
+    """A copy that passes may edit; its tensors are the same ones."""
+    from fxlab.passes.base import copy_sharing_tensors
+
+    return copy_sharing_tensors(gm)
+
+
+def _opened(gm: Any, inputs: Sequence[Any] | None) -> RecordedTimeline:
+    """A timeline of a ready program, without steps yet."""
+    recording = record(gm, inputs)
+    recording.recorder.block = ("", "")
+    recording.recorder.start(gm)
+    recording.recorder.stop()
+    return RecordedTimeline(title_of(gm), recording.recorder)
+
+
+def _run_all(
+    timeline: RecordedTimeline, passes: list[Callable[..., Any]], inputs: Sequence[Any] | None
+) -> None:
+    """Run the passes; the first that raises is undone and ends the story."""
+    recorder = timeline.recorder
+    for pass_ in passes:
+        begin = len(recorder.events)
+        try:
+            timeline.run(pass_)
+        except Exception as error:  # shown as the last step; `strict` raises it again
+            recorder.give_up(begin)
+            graph = recorder.current.graph
+            add_error(recorder, graph, error)
+            recorder.spans[-1].last = len(recorder.events)
+            recorder.error = timeline.failure = error
+            return
+    if not passes and inputs is not None and recorder.reference.problem is None:
+        timeline.execute(*inputs)

@@ -259,7 +259,7 @@ def only_state(fields: dict[str, Any]) -> dict[str, Any]:
 
 def substitute_kwargs(kwargs: dict[str, Any], old: int, new: int) -> dict[str, Any]:
     """`substitute` in keyword arguments, whose keys are names and not parts of a value."""
-    return {key: substitute(value, old, new) for key, value in kwargs.items()}
+    return {key: substitute(one, old, new) for key, one in kwargs.items()} if kwargs else kwargs
 
 
 def slots_of(start: list[int], steps: Sequence[Step], index: int, program: str) -> list[Slot]:

@@ -11,6 +11,8 @@ import keyword
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fxlab.core.node import target_text as target_of_function
+
 if TYPE_CHECKING:
     from fxlab.explorer.frames import State
 
@@ -203,12 +205,14 @@ def line_prefix(file: str, line: int, previous: str | None) -> str:
     return f":{line} " if previous == file else f"{base}:{line} "
 
 
-def created(name: str, code: str, after: str | None) -> str:
+def created(state: State, code: str, after: str | None) -> str:
     """`adds gelu = F.gelu(x) after x; nothing reads it yet`."""
     place = f"after {short(after, 40)}" if after else "at the start"
-    end = "" if code.startswith("return ") else "; nothing reads it yet"
-    what = code if code.startswith("return ") else f"{short(name, 40)} = {short(code)}"
-    return f"adds {what} {place}{end}"
+    if state.op == "output":
+        return f"adds {short(code)} {place}"
+    name = short(state.name, 40)
+    what = f"the input {short(code)}" if state.op == "placeholder" else f"{name} = {short(code)}"
+    return f"adds {what} {place}; nothing reads it yet"
 
 
 def erased(name: str, code: str, readers: Sequence[str]) -> str:
@@ -244,6 +248,16 @@ def moved(name: str, before: str | None, after: str | None) -> str:
         return f"after {short(other, 40)}" if other else "at the start"
 
     return f"moves {short(name, 40)}: {place(before)} -> {place(after)}"
+
+
+def renamed(before: str, after: str) -> str:
+    """`_1 is now called act`."""
+    return f"{short(before, 40)} is now called {short(after, 40)}"
+
+
+def target_name(target: Any) -> str:
+    """A live target as the text that a state holds."""
+    return target if isinstance(target, str) else target_of_function(target)
 
 
 def retargeted(name: str, before: State, after: State) -> str:
@@ -326,3 +340,24 @@ def described(value: dict[str, Any]) -> str:
     if list(tensors) == [""]:
         return str(tensors[""][0])
     return str(value["text"])
+
+
+def value_sentence(name: str, fields: dict[str, Any], freed: Sequence[str]) -> str:
+    """`relu is f32[1, 64]: 0 to 3.1, mean 0.4; frees bn1; 1.6 MB live`."""
+    parts = [f"{short(name, 40)} is {fields['shape'] or 'no tensor'}"]
+    if fields["mean"] is not None:
+        parts[0] += f": {fields['min']:.3g} to {fields['max']:.3g}, mean {fields['mean']:.3g}"
+    if fields.get("odd"):
+        parts.append(f"{fields['odd']} numbers are infinite or NaN")
+    if freed:
+        parts.append(f"frees {', '.join(freed[:4])}" + (" ..." if len(freed) > 4 else ""))
+    parts.append(f"{size_text(fields['live_bytes'])} live")
+    return "; ".join(parts)
+
+
+def size_text(count: float) -> str:
+    """`812 bytes`, `1.6 MB`: powers of 1000."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{int(count)} bytes"

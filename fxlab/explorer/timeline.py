@@ -71,6 +71,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fxlab.core.errors import TimelineError
 from fxlab.explorer.frames import Change, Frame, Replay, Slot, State, slots_of
 
 __all__ = [
@@ -416,6 +417,72 @@ class Timeline:
         if not 0 <= index <= len(self.steps):
             raise IndexError(f"step {index}: this timeline has steps 1 to {len(self.steps)}")
         self.notes[index] = text
+
+    def module(self, index: int) -> Any:
+        """The GraphModule as of step `index`; see `RecordedTimeline.module`.
+
+        Raises:
+            TimelineError: This timeline comes from a file, which holds no tensors.
+        """
+        raise self._needs_recording("module")
+
+    def bisect(self, check: Any) -> Any:
+        """Find the edit that broke a check for good; see `RecordedTimeline.bisect`.
+
+        Raises:
+            TimelineError: This timeline comes from a file, which holds no tensors.
+        """
+        raise self._needs_recording("bisect")
+
+    def _needs_recording(self, what: str) -> TimelineError:
+        return TimelineError(
+            f"timeline.{what} needs the tensors of the recording; a timeline from a file has none",
+            hint="call it in the process that recorded the timeline",
+        )
+
+    def diff(self, other: Timeline) -> Any:
+        """Compare this history with that of an edited pass; printing the result tells how.
+
+        Rows are matched by name. The result has `first` (the first step that differs, here and
+        there), `only_here`, `only_there` (steps) and `lines` (of the last programs).
+        """
+        from fxlab.explorer.hunt import diff
+
+        return diff(self, other)
+
+    def to_html(self, path: str | Path, *, share: str | None = None, **values: Any) -> Path:
+        """Write the story as one HTML page with the viewer inside, needing no network.
+
+        Args:
+            path: Where to.
+            share: "public" leaves out every value and says so on the page.
+            **values: See `fxlab.explorer.page.write_html`.
+        """
+        from fxlab.explorer.page import write_html
+
+        return write_html(self, path, share=share, **values)
+
+    def to_svg(
+        self,
+        path: str | Path,
+        step: int | None = None,
+        *,
+        steps: Iterable[int] | None = None,
+        animate: bool = False,
+        limit: int | None = None,
+    ) -> Path:
+        """Write one step, or a finite animation of several, as SVG without script."""
+        from fxlab.explorer.page import write_svg
+
+        return write_svg(self, path, step, steps=steps, animate=animate, limit=limit)
+
+    def to_png(
+        self, path: str | Path, step: int | None = None, *, limit: int | None = None
+    ) -> Path:
+        """Write one step as a PNG picture."""
+        from fxlab.explorer.page import write_png
+
+        return write_png(self, path, step, limit=limit)
 
     def check_all(self) -> None:
         """Compute `problem` for every step not yet checked, in time linear in the steps."""

@@ -1,0 +1,788 @@
+"""Who listens while a program is changed, and when does it stop a pass that runs away?
+
+`record(gm)` watches every edit of a GraphModule: of its graph through the core's listeners, of its
+modules and tensors through the GraphModule and torch's registration hooks, and what no hook tells
+by comparing at pass boundaries. It notes live objects only; `history.py` turns them into a
+`Timeline` when somebody looks, so that a pass runs at nearly its own speed. If the block raises,
+graph and state are put back as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from fxlab.core import graph as core_graph
+from fxlab.core.errors import EditLimitError, RewriteError, call_site
+from fxlab.core.graph import MISSING, Graph, made_by
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.node import Node
+from fxlab.explorer.encode import sample
+
+GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
+CONTEXTLIB = contextlib.__file__
+_makers = core_graph._makers
+COPY_CODE = Graph._copy_into.__code__
+
+
+class Event(NamedTuple):
+    """One edit as it was heard; all fields are live objects."""
+
+    kind: str
+    graph: Any
+    node: Any
+    before: Any
+    after: Any
+    where: tuple[tuple[str, int, str], ...]
+    born: tuple[Any, ...] | None = None
+    maker: str | None = None
+
+
+_event = functools.partial(tuple.__new__, Event)  # skips the named arguments: half the time
+
+
+@dataclass
+class Boundary:
+    """What held at one end of a pass: the node count by opcode, known shapes, the verdict."""
+
+    graph: Any
+    cost: dict[str, Any] | None = None
+    shapes: list[tuple[Any, Any]] = field(default_factory=list)
+    columns: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
+
+
+@dataclass
+class Span:
+    """One pass while it is recorded; `first` and `last` count events."""
+
+    name: str
+    kind: str
+    first: int
+    start: Boundary
+    function: Any = None
+    last: int | None = None
+    end: Boundary | None = None
+    result: Any = None
+    verdict: dict[str, Any] | None = None
+    version: int | None = None
+    report: Any = None
+    columns: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
+
+
+@dataclass
+class Watched:
+    """A graph with a history: its nodes as the recording began, who owns it, how it was made."""
+
+    graph: Any
+    path: str = ""
+    module: Any = None
+    first: list[tuple[Any, ...]] = field(default_factory=list)
+    how: str | None = None
+    modules: dict[str, str] = field(default_factory=dict)
+    asked: bool = False
+    original: bool = False
+
+
+class State:
+    """What a GraphModule holds: module and tensor by path, told apart from one look to the next."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.modules: dict[str, nn.Module] = {}
+        self.tensors: dict[str, Any] = {}
+        self.prints: dict[str, Any] = {}
+        self.paths: dict[int, str] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Take in what is there now."""
+        self.modules, self.tensors = look_at(self.root)
+        self.paths = {id(module): path for path, module in reversed(self.modules.items())}
+        self.prints = {path: fingerprint(one) for path, one in self.tensors.items()}
+
+    def note(self, path: str, value: Any) -> None:
+        """Take in one edit that was heard, so that a comparison does not find it again."""
+        old = self.modules.get(path)
+        if value is not None and value is old:
+            return
+        if old is not None:
+            modules, tensors = look_at(old, f"{path}.")
+            for one in modules:
+                self.paths.pop(id(self.modules.pop(one, None)), None)
+            for one in tensors:
+                self.tensors.pop(one, None)
+        self.tensors.pop(path, None)
+        if isinstance(value, nn.Module):
+            modules, tensors = look_at(value, f"{path}.")
+            self.modules.update(modules)
+            self.paths.update({id(one): key for key, one in reversed(modules.items())})
+            self.tensors.update(tensors)
+            # What a pass has just made is told apart by its version only: that is quick.
+            self.prints.update(
+                {k: (one._version, None) for k, one in tensors.items() if one is not None}
+            )
+        elif isinstance(value, torch.Tensor):
+            self.tensors[path] = value
+            self.prints[path] = (value._version, None)
+
+
+def fingerprint(tensor: torch.Tensor | None) -> tuple[int, Any] | None:
+    """What changes when somebody writes into a tensor: its version, and a sample of its numbers."""
+    if tensor is None or tensor.is_inference():
+        return None
+    return tensor._version, sample(tensor)
+
+
+def look_at(
+    root: nn.Module, prefix: str = ""
+) -> tuple[dict[str, nn.Module], dict[str, torch.Tensor | None]]:
+    """Every submodule and every parameter and buffer below `root`, by path."""
+    modules: dict[str, nn.Module] = {}
+    tensors: dict[str, torch.Tensor | None] = {}
+    stack = [(prefix, root)]
+    while stack:
+        base, module = stack.pop()
+        modules[base[:-1]] = module
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                tensors[base + name] = tensor
+        for name, child in reversed(module._modules.items()):
+            if child is not None:
+                stack.append((f"{base}{name}.", child))
+    return modules, tensors
+
+
+class Recorder:
+    """Collects events for one recording. `record` is the way to use it."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Any] | None = None,
+        max_edits: int = 100_000,
+        max_growth: float = 50,
+        max_seconds: float | None = None,
+    ) -> None:
+        self.inputs = None if inputs is None else tuple(inputs)
+        self.max_edits, self.max_growth, self.max_seconds = max_edits, max_growth, max_seconds
+        self.events: list[Event] = []
+        self.watched: dict[Any, Watched] = {}
+        self.spans: list[Span] = []
+        self.open: Span | None = None
+        # A bound method is a new object at each look; listeners are told apart by identity.
+        self.listener, self.copy_listener = self.hear, self._hear_copy
+        self.live = False
+        self.paused = False
+        self.undone_from: int | None = None
+        self.error: BaseException | None = None
+        self.state: State | None = None
+        self.current: Any = None
+        self.most = float("inf")
+        self.ends_at: float | None = None
+        self.thread = threading.get_ident()
+        self.finished_with: Any = None
+        self.reference: Any = None
+        self.torch_hooks: list[Any] = []
+        self.foreign: Any = None
+        self.initial = Boundary(None)
+        self.block: tuple[str, str] = ("", "")
+        self.orders: list[tuple[dict[str, Any], list[str]]] = []
+
+    # -- begin and end ------------------------------------------------------------------------
+
+    def start(self, gm: Any) -> None:
+        """Begin to listen to `gm`."""
+        self.attach(gm)
+        for watched in self.watched.values():
+            watched.original = True
+        assert self.state is not None
+        for module in self.state.modules.values():
+            for table in (module._modules, module._parameters, module._buffers, vars(module)):
+                self.orders.append((table, list(table)))
+        self.initial = self.boundary(gm)
+        self.listen()
+
+    def attach(self, gm: Any) -> None:
+        """Make `gm` the module whose edits are told: its graph is the current program."""
+        graph = gm.graph
+        self.current = gm
+        if graph not in self.watched:
+            self.watch(graph, module=gm)
+        self.watched[graph].module = gm
+        self.state = State(gm)
+        self.watched[graph].modules = module_names(gm, self.state)
+        self.most = self.max_growth * max(2, len(graph.nodes))
+        for path, inner in self.state.modules.items():
+            if path and isinstance(inner, GRAPH_MODULES) and inner.graph not in self.watched:
+                self.watch(inner.graph, module=inner, path=path)
+        if self.inputs is not None and self.reference is None:
+            from fxlab.explorer.sameness import Reference
+
+            with self.quiet():
+                self.reference = Reference(gm, self.inputs, len(self.events))
+
+    def watch(self, graph: Any, module: Any = None, path: str = "") -> Watched:
+        """Note a graph as it is now and listen to it from here on."""
+        first = [born_of(node) for node in graph.nodes]
+        watched = self.watched[graph] = Watched(graph, path, module, first)
+        if self.live:
+            self._add_listener(graph, self.listener)
+        return watched
+
+    def listen(self) -> None:
+        """Put the listeners in."""
+        self.live = True
+        self.thread = threading.get_ident()
+        if self.max_seconds is not None:
+            self.ends_at = time.monotonic() + self.max_seconds
+        for graph in self.watched:
+            self._add_listener(graph, self.listener)
+        core_graph.graph_created_hooks.append(self._created)
+        self.torch_hooks = [
+            torch_module.register_module_module_registration_hook(self._hear_module),
+            torch_module.register_module_parameter_registration_hook(self._hear_tensor),
+            torch_module.register_module_buffer_registration_hook(self._hear_tensor),
+        ]
+        if any(isinstance(graph, torch.fx.Graph) for graph in self.watched):
+            from fxlab.explorer.foreign import ForeignEdits
+
+            self.foreign = ForeignEdits(self)
+            self.foreign.listen()
+
+    def stop(self) -> None:
+        """Take every listener out."""
+        if not self.live:
+            return
+        self.live = False
+        for graph in self.watched:
+            if isinstance(graph, Graph):
+                graph.remove_listener(self.listener)
+                graph.remove_listener(self.copy_listener)
+        core_graph.graph_created_hooks.remove(self._created)
+        for hook in self.torch_hooks:
+            hook.remove()
+        if self.foreign is not None:
+            self.foreign.stop()
+
+    def _add_listener(self, graph: Any, listener: Callable[..., None]) -> None:
+        if isinstance(graph, Graph):
+            graph.add_listener(listener)
+
+    # -- hearing ------------------------------------------------------------------------------
+
+    def hear(self, kind: str, graph: Any, node: Any, before: Any, after: Any) -> None:
+        """Note one edit of a graph, or of the state of its GraphModule."""
+        if self.paused:
+            return
+        if kind == "create":
+            born = born_now(node)
+        elif kind in ("module", "attr"):
+            self._hear_state(kind, graph, before, after)
+            return
+        else:
+            born = None
+        events = self.events
+        maker = core_graph._any_maker and getattr(_makers, "name", None)
+        events.append(_event((kind, graph, node, before, after, call_site(), born, maker)))
+        if len(events) > self.max_edits or graph._len > self.most or self.ends_at is not None:
+            self._enough(graph)
+
+    def _enough(self, graph: Any) -> None:
+        where = self.events[-1].where
+        size = len(graph.nodes)
+        if len(self.events) > self.max_edits:
+            what = f"the pass made more than {self.max_edits:,} edits"
+        elif graph in self.watched and size > self.most and self.watched[graph].first:
+            what = f"the graph grew from {len(self.watched[graph].first):,} to {size:,} nodes"
+        elif self.ends_at is not None and time.monotonic() > self.ends_at:
+            what = f"the pass edited for more than {self.max_seconds} seconds"
+        else:
+            return
+        raise EditLimitError(
+            f"{what}, so it was stopped and its edits are undone",
+            where=where,
+            hint=[
+                "your loop visits the nodes it inserts: iterate over list(graph.nodes)",
+                "if the pass is right, raise record(..., max_edits=, max_growth=, max_seconds=)",
+            ],
+            wrong="for node in gm.graph.nodes:",
+            right="for node in list(gm.graph.nodes):",
+        )
+
+    def _created(self, graph: Graph) -> None:
+        """A new Graph: listen to it; whether it becomes a program shows later."""
+        if self.paused or not self.live or threading.get_ident() != self.thread:
+            return
+        watched = self.watched[graph] = Watched(graph)
+        frame, how = sys._getframe(2), None
+        for _ in range(4):
+            if frame is None:
+                break
+            how = {"__deepcopy__": "copy", "trace": "trace"}.get(frame.f_code.co_name, how)
+            frame = frame.f_back
+        watched.how = how
+        self._add_listener(graph, self.copy_listener if how == "copy" else self.listener)
+
+    def _hear_copy(self, kind: str, graph: Any, node: Any, before: Any, after: Any) -> None:
+        """A graph that is being copied whole: its nodes are how it begins, and no edits."""
+        if kind == "create" and sys._getframe(2).f_code is COPY_CODE:
+            self.watched[graph].first.append(born_of(node))
+            return
+        graph.remove_listener(self.copy_listener)
+        graph.add_listener(self.listener)
+        self.hear(kind, graph, node, before, after)
+
+    def _hear_state(self, kind: str, graph: Any, before: Any, after: Any) -> None:
+        """An edit that a GraphModule tells of."""
+        if self.current is None or before.get("module") is not self.current:
+            return
+        self._note_state(kind, graph, before, after, None)
+
+    def _note_state(self, kind: str, graph: Any, before: Any, after: Any, mark: Any) -> None:
+        maker = getattr(_makers, "name", None)
+        where = call_site(5)
+        # A state edit runs inside a context manager of the core: its exit is no line of a pass.
+        where = where[1:] if where and where[0][0] == CONTEXTLIB else where[:4]
+        self.events.append(Event(kind, graph, mark, before, after, where, None, maker))
+        if self.state is not None:
+            value = after["value"]
+            self.state.note(after["path"], None if value is MISSING else value)
+        if len(self.events) > self.max_edits:
+            self._enough(graph)
+
+    def _hear_module(self, module: nn.Module, name: str, value: Any) -> None:
+        self._hear_registration("module", module, name, value, module._modules)
+
+    def _hear_tensor(self, module: nn.Module, name: str, value: Any) -> None:
+        table = module._parameters if name in module._parameters else module._buffers
+        self._hear_registration("attr", module, name, value, table)
+
+    def _hear_registration(
+        self, kind: str, module: nn.Module, name: str, value: Any, table: dict[str, Any]
+    ) -> None:
+        """Torch is about to register something; told of modules inside the recorded one only."""
+        if self.state is None or self.paused or threading.get_ident() != self.thread:
+            return
+        if "_editing" in vars(self.current):
+            return  # the GraphModule tells of this edit itself, once it is done
+        base = self.state.paths.get(id(module))
+        if base is None or self.state.modules.get(base) is not module:
+            return
+        path = f"{base}.{name}" if base else name
+        old = table.get(name, MISSING)
+        if old is value:
+            return
+        before = {"path": path, "value": old, "module": self.current}
+        after = {"path": path, "value": value, "module": self.current}
+        self._note_state(kind, self.current.graph, before, after, "hook")
+
+    # -- passes -------------------------------------------------------------------------------
+
+    def begin(self, name: str, kind: str = "pass", function: Any = None) -> Span:
+        """Open a span of steps; what was edited outside any pass becomes a span of its own."""
+        done = self.done()
+        if len(self.events) > done:
+            loose = Span("", "pass", done, self.before(None), last=len(self.events))
+            loose.end, loose.result = self.boundary(self.current), self.current
+            self.spans.append(loose)
+        self.open = Span(name, kind, len(self.events), self.boundary(self.current), function)
+        self.spans.append(self.open)
+        return self.open
+
+    def done(self) -> int:
+        """How many events belong to spans that have ended."""
+        return next((span.last for span in reversed(self.spans) if span.last is not None), 0)
+
+    def before(self, span: Span | None) -> Boundary:
+        """What held before a span, or before the events that belong to none yet."""
+        if span is not None:
+            return span.start
+        ends = (one.end for one in reversed(self.spans) if one.end is not None)
+        return next((end for end in ends if end.graph is not None), self.initial)
+
+    def name_of(self, event: Event) -> str:
+        """The pass that made an edit: as it signed, or the function that the block called."""
+        if event.maker:
+            return event.maker
+        inner = ""
+        for file, _, function in event.where:
+            if (file, function) == self.block:
+                return inner or "edits"
+            inner = function
+        return inner if inner.isidentifier() else "edits"
+
+    def close(self, span: Span, result: Any, ok: bool = True) -> None:
+        """End a span: compare state, judge the output, note shapes and the report."""
+        if self.current is not None and self.state is not None:
+            self.compare_state()
+            if self.foreign is not None:
+                self.foreign.compare()
+        span.result = result if result is not None else self.current
+        same_program = span.result is self.current and span.result.graph is span.start.graph
+        span.last = len(self.events)
+        self.open = None
+        graph = span.result.graph
+        if graph not in self.watched:
+            self.watch(graph, module=span.result)
+        self.watched[graph].asked = True
+        self.watched[graph].module = span.result
+        span.report = getattr(span.result, "meta", {}).get("reports", {}).get(span.name)
+        span.end = self.boundary(span.result, measure=ok)
+        for node in graph.nodes:
+            for metric, number in node.meta.get("columns", {}).items():
+                span.columns.setdefault(metric, []).append((node, number))
+        if ok:
+            span.version = getattr(graph, "version", None)
+            if self.reference is not None:
+                with self.quiet():
+                    span.verdict = self.reference.judge(self, span)
+                    span.end.shapes = self.reference.latest_shapes or span.end.shapes
+        if not same_program:
+            self.attach(span.result)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Hear nothing meanwhile: the recorder itself copies and runs programs."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
+    def boundary(self, gm: Any, measure: bool = True) -> Boundary:
+        """What holds of a module now; what it costs too where inputs are known."""
+        if gm is None:
+            return Boundary(None)
+        nodes = list(gm.graph.nodes)
+        counts = dict(Counter([node.op for node in nodes]))
+        shapes = [(node, value) for node in nodes if (value := known_value(node)) is not None]
+        held = {id(one): one for one in look_at(gm)[1].values() if isinstance(one, nn.Parameter)}
+        parameters = sum(one.numel() for one in held.values() if not is_lazy(one))
+        cost = {"nodes": counts, "parameters": parameters, "flops": None, "bytes": None}
+        columns: dict[str, list[tuple[Any, float]]] = {}
+        if measure and self.reference is not None and self.reference.problem is None:
+            with self.quiet():
+                measured, columns = measured_cost(gm, self.reference.inputs)
+            cost.update(measured)
+        return Boundary(gm.graph, {**cost, "seconds": None}, shapes, columns)
+
+    def compare_state(self) -> None:
+        """Find what no hook told: deletions, writes into tensors, plain attributes set to None."""
+        assert self.state is not None
+        old_modules, old_tensors = self.state.modules, self.state.tensors
+        old_prints, graph = self.state.prints, self.current.graph
+        modules, tensors = look_at(self.current)
+        told: list[str] = []
+        found = 0
+        for kind, old, new in (("module", old_modules, modules), ("attr", old_tensors, tensors)):
+            for path in [*old, *(one for one in new if one not in old)]:
+                one, other = old.get(path, MISSING), new.get(path, MISSING)
+                inside = any(path.startswith(f"{above}.") for above in told)
+                if one is other or inside:
+                    continue
+                told.append(path)
+                found += 1
+                self._by_snapshot(kind, graph, path, one, other)
+        for path, tensor in tensors.items():
+            if tensor is None or old_tensors.get(path) is not tensor:
+                continue
+            version, numbers = old_prints.get(path) or (None, None)
+            if version is None or tensor.is_inference():
+                continue
+            if tensor._version != version or (numbers is not None and sample(tensor) != numbers):
+                note = {"path": path, "value": tensor, "module": self.current, "written": True}
+                self.events.append(Event("attr", graph, "snapshot", note, note, ()))
+                found += 1
+        if found:
+            self.state.look()
+
+    def _by_snapshot(self, kind: str, graph: Any, path: str, old: Any, new: Any) -> None:
+        before = {"path": path, "value": old, "module": self.current}
+        after = {"path": path, "value": new, "module": self.current}
+        self.events.append(Event(kind, graph, "snapshot", before, after, ()))
+
+    # -- undo ---------------------------------------------------------------------------------
+
+    def undo(self) -> None:
+        """Put graphs and state back as they were at the start, newest edit first."""
+        self._revert(0, {graph for graph, one in self.watched.items() if one.original})
+        for table, order in self.orders:
+            if list(table) != order and set(table) == set(order):
+                kept = dict(table)
+                table.clear()
+                table.update((name, kept[name]) for name in order)
+
+    def give_up(self, start: int) -> None:
+        """End a pass that raised: undo the edits of the current program from event `start` on."""
+        if self.open is not None:
+            self.open.last, self.open.end = len(self.events), Boundary(self.current.graph)
+            self.open.result, self.open = self.current, None
+        self._revert(start, {self.current.graph})
+
+    def _revert(self, start: int, graphs: set[Any]) -> None:
+        for event in reversed(self.events[start:]):
+            if event.graph not in graphs or event.kind in ("value", "error"):
+                continue
+            if event.kind in ("module", "attr"):
+                if not event.after.get("written"):
+                    set_state(event.before["module"], event.before["path"], event.before["value"])
+            elif isinstance(event.graph, Graph):
+                event.graph._undo(event.kind, event.node, event.before, event.after)
+            elif self.foreign is not None:
+                self.foreign.undo(event)
+        self.undone_from = start
+        for graph in graphs:
+            if self.watched[graph].module is not None:
+                self.watched[graph].module.recompile()
+
+
+def measured_cost(
+    gm: Any, inputs: Sequence[Any]
+) -> tuple[dict[str, Any], dict[str, list[tuple[Any, float]]]]:
+    """FLOPs and bytes of one call, in sum and by node; nothing where they can't be told."""
+    from fxlab.passes import cost
+
+    meta = dict(getattr(gm, "meta", {}))
+    reports = dict(meta.get("reports", {}))
+    try:
+        result = cost(gm, *inputs)
+    except Exception:  # an analysis that does not know the program is no reason to stop a pass
+        return {}, {}
+    finally:
+        if isinstance(gm, GraphModule):
+            gm.meta.clear()
+            gm.meta.update(meta)
+            if "reports" in meta:
+                gm.meta["reports"] = reports
+    nodes = {node.name: node for node in gm.graph.nodes}
+    columns: dict[str, list[tuple[Any, float]]] = {"flops": [], "bytes": [], "live_bytes": []}
+    for row in result.rows:
+        if row.name in nodes:
+            columns["flops"].append((nodes[row.name], row.flops))
+            columns["bytes"].append((nodes[row.name], row.bytes_moved))
+            columns["live_bytes"].append((nodes[row.name], row.live_bytes))
+    moved = result.bytes_read + result.bytes_written
+    return {"flops": result.flops, "bytes": moved}, columns
+
+
+def born_now(node: Any) -> tuple[Any, ...]:
+    """A node's fields as it is created: (node, name, op, target, args, kwargs, type)."""
+    return (
+        node,
+        node._name,
+        node._op,
+        node._target,
+        node._args,
+        node._kwargs,
+        node._type,
+    )
+
+
+def born_of(node: Any) -> tuple[Any, ...]:
+    """A node's fields as they are now, of either kit: `born_now` and the value that is known."""
+    if isinstance(node, Node):
+        return (*born_now(node), known_value(node))
+    fields = (node.name, node.op, node.target, node.args, node.kwargs, node.type)
+    return (node, *fields, known_value(node))
+
+
+def known_value(node: Any) -> Any:
+    """What an analysis has left on a node about its value: it has shape and dtype."""
+    meta = node.meta
+    if not meta:
+        return None
+    return meta.get("tensor_meta", meta.get("val", meta.get("example_value")))
+
+
+def module_names(gm: Any, state: State) -> dict[str, str]:
+    """What the targets of `gm`'s graph can name: submodules, parameters, buffers, attributes."""
+    names = {path: type(module).__name__ for path, module in state.modules.items() if path}
+    names.update(dict.fromkeys(state.tensors, "tensor"))
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" and node.target not in names and resolves(gm, node.target):
+            names[node.target] = "attribute"
+    return names
+
+
+def resolves(root: Any, path: str) -> bool:
+    """Whether a dotted path names something below `root`."""
+    for atom in path.split("."):
+        if not hasattr(root, atom):
+            return False
+        root = getattr(root, atom)
+    return True
+
+
+def is_lazy(parameter: Any) -> bool:
+    """Whether a parameter has no shape yet."""
+    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+
+
+def set_state(root: nn.Module, path: str, value: Any) -> None:
+    """Put a module, tensor or attribute at a path, or take it away, without telling anybody."""
+    owner_path, _, name = path.rpartition(".")
+    owner: Any = root
+    for atom in owner_path.split(".") if owner_path else ():
+        owner = owner._modules.get(atom) if isinstance(owner, nn.Module) else None
+        if owner is None:
+            return
+    tables = (owner._modules, owner._parameters, owner._buffers, vars(owner))
+    kept_in = next((table for table in tables if name in table), None)
+    if isinstance(value, nn.Module):
+        table = owner._modules
+    elif isinstance(value, nn.Parameter):
+        table = owner._parameters
+    elif value is None and kept_in is not None:
+        table = kept_in
+    elif isinstance(value, torch.Tensor) and kept_in is not vars(owner):
+        table = owner._buffers
+    else:
+        table = vars(owner)
+    if kept_in is not None and (value is MISSING or kept_in is not table):
+        del kept_in[name]
+    if value is not MISSING:
+        table[name] = value
+
+
+class record:
+    """Watch everything that a block of code does to a GraphModule.
+
+    Args:
+        gm: A GraphModule, fxlab's or torch.fx's.
+        inputs: Example inputs; with them each pass is judged: same output or not.
+        max_edits: A pass is stopped at its next edit beyond so many.
+        max_growth: ... or when the graph grows beyond this many times its size.
+        max_seconds: ... or at its first edit after so many seconds.
+
+    Returns:
+        A context manager; its target is the `Timeline`, which can be read inside the block too.
+
+    Raises:
+        EditLimitError: A limit was passed. As after any exception of the block, the edits of graph
+            and module are undone, the timeline keeps its steps, and the exception goes on.
+
+    Example:
+        >>> import torch, fxlab
+        >>> gm = fxlab.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+        >>> with fxlab.record(gm) as timeline:
+        ...     relu = list(gm.graph.nodes)[2]
+        ...     relu.name = "act"
+        >>> [step.sentence for step in timeline.steps]  # doctest: +ELLIPSIS
+        ['...:1 _1 is now called act']
+    """
+
+    def __init__(
+        self,
+        gm: Any,
+        inputs: Sequence[Any] | None = None,
+        *,
+        max_edits: int = 100_000,
+        max_growth: float = 50,
+        max_seconds: float | None = None,
+    ) -> None:
+        graph = getattr(gm, "graph", None)
+        if not isinstance(graph, (Graph, torch.fx.Graph)):
+            raise RewriteError(
+                f"record needs a GraphModule, got {type(gm).__name__}",
+                where=call_site(),
+                hint="trace the model first: gm = fxlab.symbolic_trace(model); or let "
+                "fxlab.explore(model, passes=[...]) do it all",
+            )
+        self.gm = gm
+        self.recorder = Recorder(inputs, max_edits, max_growth, max_seconds)
+
+    def __enter__(self) -> Any:
+        from fxlab.explorer.history import RecordedTimeline
+
+        recorder = self.recorder
+        recorder.start(self.gm)
+        caller = sys._getframe(1).f_code
+        recorder.block = (caller.co_filename, caller.co_name)
+        return RecordedTimeline(title_of(self.gm), recorder)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        finish_block(self.recorder, error)
+
+
+def finish_block(recorder: Recorder, error: BaseException | None) -> None:
+    """End a recording: close what is open, undo everything if the block raised."""
+    recorder.error = error
+    if recorder.open is not None:
+        recorder.close(recorder.open, None, ok=False)
+    done = recorder.done()
+    rest = len(recorder.events) > done or recorder.finished_with is not None
+    if rest or not recorder.spans:
+        span = Span("", "pass", done, recorder.before(None))
+        recorder.spans.append(span)
+        result = recorder.finished_with or last_edited(recorder, done)
+        if error is None:
+            recorder.close(span, result)
+        else:
+            span.last, span.end, span.result = (
+                len(recorder.events),
+                Boundary(None),
+                recorder.current,
+            )
+    recorder.stop()
+    if error is not None:
+        recorder.undo()
+
+
+def last_edited(recorder: Recorder, start: int) -> Any:
+    """The module of the program that was edited last: what the block is taken to have made."""
+    for event in reversed(recorder.events[start:]):
+        owner = getattr(event.graph, "owning_module", None)
+        if owner is not None and event.kind not in ("module", "attr"):
+            return owner if recorder.watched[event.graph].path == "" else recorder.current
+    return recorder.current
+
+
+def title_of(gm: Any) -> str:
+    """The name of the class that was captured."""
+    original = getattr(gm, "original_type", None)
+    return getattr(original, "__name__", None) or type(gm).__name__.removesuffix("Impl")
+
+
+def run_pass(recorder: Recorder, pass_: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run one pass inside a recording and return the module to go on with."""
+    inner = pass_
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__name__", None) or type(inner).__name__
+    if recorder.live:
+        return _run_span(recorder, name, inner, pass_, args, kwargs)
+    recorder.listen()
+    try:
+        return _run_span(recorder, name, inner, pass_, args, kwargs)
+    finally:
+        recorder.stop()
+
+
+def _run_span(recorder: Recorder, name: str, inner: Any, pass_: Any, args: Any, kwargs: Any) -> Any:
+    span = recorder.begin(name, function=inner)
+    gm = recorder.current
+    with made_by(name):
+        result = pass_(gm, *args, **kwargs)
+    if isinstance(result, tuple) and hasattr(result, "graph_module"):
+        result = result.graph_module
+    if result is None or not hasattr(result, "graph"):
+        result = gm
+    recorder.close(span, result)
+    return result

@@ -1,0 +1,155 @@
+"""What flows through the program when it runs, and how much of it is alive?
+
+A run is a story too: one step per executed node (paper section 6.3, an Interpreter that looks at
+values). Each step holds the value's shape and numbers in short, what was freed behind it, and how
+many bytes were alive then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fxlab.core.graph import Graph, shape_text
+from fxlab.explorer.record import Event, Recorder
+from fxlab.explorer.sameness import converted, private_copy
+
+BINS = 16
+SAMPLE = 200_000
+
+
+def record_run(recorder: Recorder, gm: Any, inputs: Sequence[Any]) -> Any:
+    """Run `gm` node by node and append one step per node; return what it returns.
+
+    Args:
+        recorder: The steps go there, as a span of kind `run`.
+        gm: A GraphModule; a private copy of it is run, so its buffers stay as they are.
+        inputs: Its arguments.
+    """
+    from fxlab.core.interpreter import Interpreter
+
+    span = recorder.begin("run", "run")
+    private = private_copy(gm, None)
+    live_nodes = dict(zip(private.graph.nodes, gm.graph.nodes, strict=True))
+    memory = Memory(private.graph)
+    seconds: list[tuple[Any, float]] = []
+    alive: list[tuple[Any, float]] = []
+    base: Any = Interpreter if isinstance(gm.graph, Graph) else torch.fx.Interpreter
+
+    class Watcher(base):
+        """Notes every value."""
+
+        def run_node(self, n: Any) -> Any:
+            start = time.perf_counter()
+            value = super().run_node(n)
+            spent = time.perf_counter() - start
+            freed = [live_nodes[one] for one in memory.take(n, value)]
+            fields = {**statistics(value), "live_bytes": memory.bytes, "seconds": spent}
+            node = live_nodes[n]
+            seconds.append((node, spent))
+            alive.append((node, float(memory.bytes)))
+            after = {"json": fields, "text": "", "freed": freed}
+            where = node.meta.get("source", ())
+            recorder.events.append(Event("value", gm.graph, node, None, after, where))
+            return value
+
+    failure = None
+    result = None
+    with torch.no_grad():
+        try:
+            result = Watcher(private).run(*converted(tuple(inputs), None))
+        except Exception as error:  # the program's own error is the last step
+            from fxlab.explorer.trace import add_error
+
+            failure = error
+            add_error(recorder, gm.graph, error)
+    span.columns = {"seconds": seconds, "live_bytes": alive}
+    span.result, span.last, span.end = gm, len(recorder.events), recorder.boundary(gm)
+    recorder.open = None
+    if failure is not None:
+        raise failure
+    return result
+
+
+class Memory:
+    """Which values are alive, and how many bytes their storages hold (views count once)."""
+
+    def __init__(self, graph: Any) -> None:
+        self.dies: dict[Any, list[Any]] = {}
+        last: dict[Any, Any] = {}
+        for node in graph.nodes:
+            last[node] = node
+            for source in node.all_input_nodes:
+                last[source] = node
+        for node, reader in last.items():
+            self.dies.setdefault(reader, []).append(node)
+        self.held: dict[Any, list[int]] = {}
+        self.storages: dict[int, list[int]] = {}
+        self.bytes = 0
+
+    def take(self, node: Any, value: Any) -> list[Any]:
+        """Count a new value in and those out that nobody reads later; return the latter."""
+        keys = []
+        parameter = node.op == "get_attr"
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and not parameter and node.op != "output":
+                key, size = storage_of(leaf)
+                keys.append(key)
+                counts = self.storages.setdefault(key, [0, size])
+                if counts[0] == 0:
+                    self.bytes += size
+                counts[0] += 1
+        self.held[node] = keys
+        freed = [] if node.op == "output" else self.dies.get(node, [])
+        for one in freed:
+            for key in self.held.pop(one, ()):
+                counts = self.storages[key]
+                counts[0] -= 1
+                if counts[0] == 0:
+                    self.bytes -= counts[1]
+        return [one for one in freed if one is not node]
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """A key and the bytes of a tensor's storage."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr() or id(tensor), storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # sparse, fake
+        return id(tensor), tensor.numel() * tensor.element_size()
+
+
+def statistics(value: Any) -> dict[str, Any]:
+    """Shape, dtype and numbers in short of one value; null where there are none."""
+    tensor = next((one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)), None)
+    fields: dict[str, Any] = {
+        "shape": shape_text(value),
+        "dtype": "" if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        "min": None,
+        "mean": None,
+        "max": None,
+        "histogram": [],
+        "bytes": sum(
+            one.numel() * one.element_size()
+            for one in pytree.tree_leaves(value)
+            if isinstance(one, torch.Tensor)
+        ),
+    }
+    if tensor is None or tensor.numel() == 0 or tensor.is_complex() or tensor.is_sparse:
+        return fields
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    flat = tensor.detach().reshape(-1)
+    flat = flat[:: max(1, flat.numel() // SAMPLE)].to(torch.float64)
+    finite = flat[flat.isfinite()]
+    fields["odd"] = int(flat.numel() - finite.numel())
+    if finite.numel():
+        low, high = float(finite.min()), float(finite.max())
+        fields.update(min=low, mean=float(finite.mean()), max=high)
+        counts = torch.histc(finite, BINS, low, high if high > low else low + 1)
+        fields["histogram"] = [int(one) for one in counts]
+    return fields

@@ -1,0 +1,375 @@
+"""Does the program still compute the same, and if not, where does it begin to differ?
+
+The second of the explorer's two verdicts (the other, well formed, is in `wellformed.py`). At a
+pass boundary the program is run on the given inputs beside the first program: in float64 where both
+allow it, so that a rounding error cannot pass for a bug nor hide one. Nodes are paired by ancestry
+(`meta["from"]`): a node that took another's readers over must compute what that one did.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxlab.core.graph import Graph, shape_text
+from fxlab.explorer.history import ancestor_ids, node_id
+
+if TYPE_CHECKING:
+    from fxlab.explorer.record import Recorder, Span
+
+STRICT = 1e-9  # relative, in float64, as long as no weight was made anew in a narrower type
+JUMP = 100.0
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The relative error that a dtype's rounding is allowed: 1e4 machine epsilons, 1e-3 in f32."""
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return 0.0
+    return min(0.1, torch.finfo(dtype).eps * 1e4)
+
+
+def converted(value: Any, dtype: torch.dtype | None) -> Any:
+    """A copy of inputs with its floating tensors in `dtype` (None: as they are)."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        new = leaf.detach().clone()
+        return new.to(dtype) if dtype is not None and new.is_floating_point() else new
+
+    return pytree.tree_map(one, value)
+
+
+def private_copy(gm: Any, dtype: torch.dtype | None) -> Any:
+    """A copy of a module that may be run: what it writes (running statistics) hits nobody.
+
+    Args:
+        gm: A GraphModule.
+        dtype: Floating parameters and buffers are converted to it; None shares the parameters.
+    """
+    memo: dict[int, Any] = {}
+    for module in gm.modules():
+        plain = [one for one in vars(module).values() if isinstance(one, torch.Tensor)]
+        for tensor in (*module._parameters.values(), *module._buffers.values(), *plain):
+            if tensor is None or id(tensor) in memo:
+                continue
+            if dtype is None and isinstance(tensor, nn.Parameter):
+                memo[id(tensor)] = tensor
+            else:
+                new = converted(tensor, dtype)
+                if isinstance(tensor, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+                memo[id(tensor)] = new
+    return copy.deepcopy(gm, memo)
+
+
+def execute(
+    gm: Any,
+    inputs: Sequence[Any],
+    keys: dict[Any, int],
+    keep: dict[Any, Any] | None = None,
+    shapes: dict[Any, str] | None = None,
+) -> Any:
+    """Run a module node by node; a random node draws by its key, not by its place in the order.
+
+    Args:
+        gm: A GraphModule that may be run (see `private_copy`).
+        inputs: Its arguments.
+        keys: A number for each node; equal numbers give equal random draws.
+        keep: Filled with a copy of each node's value, when given.
+        shapes: Filled with the shape text of each node's value, when given.
+    """
+    from fxlab.core.interpreter import Interpreter
+
+    base: Any = Interpreter if isinstance(gm.graph, Graph) else torch.fx.Interpreter
+
+    class Runner(base):
+        """Seeds each node and keeps its value."""
+
+        def run_node(self, n: Any) -> Any:
+            torch.manual_seed(keys.get(n, 0) & 0x7FFFFFFF)
+            value = super().run_node(n)
+            if keep is not None:
+                keep[n] = converted(value, None)
+            if shapes is not None:
+                shapes[n] = shape_text(value)
+            return value
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        return Runner(gm).run(*inputs)
+
+
+class Reference:
+    """The first program of a recording and what it computes: what every later one is held to."""
+
+    def __init__(self, gm: Any, inputs: Sequence[Any], events: int = 0) -> None:
+        self.gm, self.graph = gm, gm.graph
+        self.inputs = converted(tuple(inputs), None)
+        self.ids = {node_id(node): node for node in self.graph.nodes}
+        self.keys = {node: node_id(node) for node in self.graph.nodes}
+        self.events = events
+        self.latest_shapes: list[tuple[Any, str]] = []
+        self.first_shapes: list[tuple[Any, str]] = []
+        self.problem: str | None = None
+        self.native: Any = None
+        self.wide: Any = None
+        try:
+            self.native = self._run(gm, None, self.keys)
+        except Exception as error:  # the user's program; what it raises is told, not raised
+            first = str(error).strip().splitlines()
+            self.problem = f"{type(error).__name__}: {first[0] if first else ''}"[:300]
+            return
+        self.first_shapes = self.latest_shapes
+        self.wide = self._try_wide(gm, self.keys)
+
+    def _run(self, gm: Any, dtype: torch.dtype | None, keys: dict[Any, int]) -> Any:
+        private = private_copy(gm, dtype)
+        pairs = zip(private.graph.nodes, gm.graph.nodes, strict=True)
+        nodes = dict(pairs)
+        inner = {new: keys[old] for new, old in nodes.items() if old in keys}
+        shapes: dict[Any, str] = {}
+        result = execute(private, converted(self.inputs, dtype), inner, shapes=shapes)
+        if dtype is None:
+            self.latest_shapes = [(nodes[new], text) for new, text in shapes.items()]
+        return result
+
+    def _try_wide(self, gm: Any, keys: dict[Any, int]) -> Any:
+        try:
+            return self._run(gm, torch.float64, keys)
+        except Exception:  # float64 is a wish; a program that can't is compared as it is
+            return None
+
+    def pairs(self, graph: Any) -> dict[Any, list[int]]:
+        """For each node of a later program, the ids of the first program's nodes it stands for."""
+        alive = {node_id(node) for node in graph.nodes}
+        found = {}
+        for node in graph.nodes:
+            own = node_id(node)
+            ancestors = [one for one in ancestor_ids(node) if one in self.ids]
+            replaced = [one for one in ancestors if one not in alive]
+            if own in self.ids:
+                found[node] = replaced or [own]
+            else:
+                found[node] = ancestors
+        return found
+
+    def judge(self, recorder: Recorder, span: Span) -> dict[str, Any]:
+        """The verdict on the module that a pass has made."""
+        if self.problem is not None:
+            return verdict(
+                "refused", f"not checked: the program fails on the inputs ({self.problem})"
+            )
+        gm = span.result
+        written = next((e.after["path"] for e in recorder.events if e.after is not None
+                        and e.after.get("written")), None)  # fmt: skip
+        pairs = self.pairs(gm.graph)
+        keys = {node: (ids[0] if ids else node_id(node)) for node, ids in pairs.items()}
+        try:
+            native = self._run(gm, None, keys)
+        except Exception as error:  # a broken pass is a verdict, not an end
+            first = (str(error).strip().splitlines() or [""])[0]
+            text = f"different: it fails to run ({type(error).__name__}: {first})"[:400]
+            return verdict("different", text)
+        problem, error, allowed = compare(self.native, native)
+        if problem is None and error == 0.0:
+            return verdict("identical", "identical", 0.0, allowed)
+        strict = not any(e.kind in ("module", "attr") for e in recorder.events[self.events :])
+        wide = self._try_wide(gm, keys) if self.wide is not None else None
+        if problem is None:
+            same = error <= allowed
+            if wide is not None:
+                wide_problem, wide_error, _ = compare(self.wide, wide)
+                scale = largest(self.wide)
+                limit = STRICT if strict else allowed / max(largest(self.native), 1e-300)
+                same = wide_problem is None and wide_error <= limit * scale
+            if same:
+                text = f"rounding: {number(error)} where {number(allowed)} is allowed"
+                return verdict("rounding", text, error, allowed)
+        return self._different(recorder, gm, pairs, keys, problem, error, allowed, strict, written)
+
+    def _different(
+        self,
+        recorder: Recorder,
+        gm: Any,
+        pairs: dict[Any, list[int]],
+        keys: dict[Any, int],
+        problem: str | None,
+        error: float,
+        allowed: float,
+        strict: bool,
+        written: str | None,
+    ) -> dict[str, Any]:
+        measured = problem or f"off by {number(error)} where {number(allowed)} is allowed"
+        if written is not None:
+            text = (
+                f"different: {measured}; the first node can't be found, because {written} was "
+                "written over in place"
+            )
+            return verdict("different", text, error, allowed)
+        node, unpaired = self.first_divergence(recorder, gm, pairs, keys, strict)
+        text = f"different, first at {node.name if node is not None else 'the output'}: {measured}"
+        if unpaired:
+            shown = ", ".join(unpaired[:4]) + (", ..." if len(unpaired) > 4 else "")
+            text += f"; without a partner: {shown}"
+        return verdict("different", text, error, allowed, node)
+
+    def first_divergence(
+        self,
+        recorder: Recorder,
+        gm: Any,
+        pairs: dict[Any, list[int]],
+        keys: dict[Any, int],
+        strict: bool,
+    ) -> tuple[Any, list[str]]:
+        """The first node, in the order of the later program, whose value is another one.
+
+        Returns:
+            The node or None, and the names of nodes that no node of the first program matches.
+        """
+        from fxlab.explorer.rebuild import rebuild
+
+        base, made = rebuild(recorder, self.graph, self.events)
+        base_keys = {made[node]: key for node, key in self.keys.items() if node in made}
+        for dtype in (torch.float64, None) if self.wide is not None else (None,):
+            try:
+                old = self._values(base, dtype, base_keys)
+                new = self._values(gm, dtype, keys)
+                break
+            except Exception:  # float64 is a wish
+                continue
+        else:
+            return None, []
+        before = {node_id(node): old[made[node]] for node in made if made[node] in old}
+        wide = dtype is not None
+        return diverging(gm.graph, pairs, before, new, self._limit(strict and wide))
+
+    def _limit(self, strict: bool) -> float:
+        if strict:
+            return STRICT
+        leaves = [one for one in pytree.tree_leaves(self.native) if isinstance(one, torch.Tensor)]
+        return max((tolerance(one.dtype) for one in leaves), default=0.0)
+
+    def _values(self, gm: Any, dtype: torch.dtype | None, keys: dict[Any, int]) -> dict[Any, Any]:
+        private = private_copy(gm, dtype)
+        nodes = dict(zip(private.graph.nodes, gm.graph.nodes, strict=True))
+        kept: dict[Any, Any] = {}
+        inner = {new: keys[old] for new, old in nodes.items() if old in keys}
+        execute(private, converted(self.inputs, dtype), inner, kept)
+        return {nodes[node]: value for node, value in kept.items()}
+
+
+def diverging(
+    graph: Any,
+    pairs: dict[Any, list[int]],
+    before: dict[int, Any],
+    after: dict[Any, Any],
+    limit: float,
+) -> tuple[Any, list[str]]:
+    """The first node that diverges: beyond `limit`, or 100 times worse than its inputs."""
+    errors: dict[Any, float] = {}
+    unpaired = []
+    for node in graph.nodes:
+        if node not in after:
+            continue
+        inherited = max((errors.get(one, 0.0) for one in node.all_input_nodes), default=0.0)
+        partners = [before[one] for one in pairs.get(node, ()) if one in before]
+        if not partners:
+            errors[node] = inherited
+            if node.op not in ("placeholder", "output"):
+                unpaired.append(node.name)
+            continue
+        error = min(relative(one, after[node]) for one in partners)
+        errors[node] = error
+        jumped = error > JUMP * inherited and error > max(limit / JUMP, STRICT)
+        if error > limit or jumped:
+            return node, unpaired
+    return None, unpaired
+
+
+def relative(old: Any, new: Any) -> float:
+    """The largest error relative to the largest number; infinity for another structure."""
+    problem, error, _ = compare(old, new)
+    if problem is not None:
+        return math.inf
+    return error / max(largest(old), 1e-300) if error else 0.0
+
+
+def largest(value: Any) -> float:
+    """The largest finite magnitude among all tensors of a value."""
+    found = 0.0
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.numel():
+            finite = torch.nan_to_num(leaf.detach().abs().to(torch.float64), 0.0, 0.0, 0.0)
+            found = max(found, float(finite.max()))
+    return found
+
+
+def compare(old: Any, new: Any) -> tuple[str | None, float, float]:
+    """Compare two values of any structure.
+
+    Returns:
+        What is wrong with the structure (None: nothing), the largest absolute error, and the error
+        that the dtype's rounding is allowed.
+    """
+    olds, old_form = pytree.tree_flatten(old)
+    news, new_form = pytree.tree_flatten(new)
+    if len(olds) != len(news):
+        return f"it returns {len(news)} values where {len(olds)} were returned", math.inf, 0.0
+    error, allowed = 0.0, 0.0
+    for one, other in zip(olds, news, strict=True):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            if type(one) is not type(other) or (is_plain(one) and one != other):
+                return f"it returns {other!r:.60} where {one!r:.60} was returned", math.inf, 0.0
+            continue
+        if one.shape != other.shape:
+            text = f"it returns {shape_text(other)} where {shape_text(one)} was returned"
+            return text, math.inf, 0.0
+        if one.numel() == 0:
+            continue
+        scale = largest(one)
+        allowed = max(allowed, tolerance(one.dtype) * scale)
+        error = max(error, distance(one, other))
+    return None, error, allowed
+
+
+def is_plain(value: Any) -> bool:
+    """A value whose equality means something."""
+    return isinstance(value, bool | int | float | str | bytes | type(None))
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest absolute difference; equal infinities and NaNs are no difference."""
+    wide = torch.complex128 if one.is_complex() or other.is_complex() else torch.float64
+    if one.is_quantized or other.is_quantized:
+        one, other = one.dequantize(), other.dequantize()
+    a, b = one.detach().to(wide), other.detach().to(wide)
+    alike = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(alike, torch.zeros_like(a), a - b).abs()
+    worst = float(gap.max())
+    return math.inf if math.isnan(worst) else worst
+
+
+def number(value: float) -> str:
+    """An error in few characters: `4e-5`, `0`, `inf`."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def verdict(
+    kind: str,
+    text: str,
+    error: float | None = None,
+    allowed: float | None = None,
+    node: Any = None,
+) -> dict[str, Any]:
+    """The verdict's fields; `node` becomes a row when the story is written."""
+    finite = error if error is not None and math.isfinite(error) else None
+    return {"verdict": kind, "error": finite, "allowed": allowed, "node": node, "text": text}

@@ -1,0 +1,116 @@
+"""How does a trace happen, operation by operation?
+
+Symbolic tracing (paper section 4.1) runs the model's own Python with Proxies, and every operation on
+one adds a node. `trace_timeline` records that as a story of one step per operation, beside the
+line of the model that did it. A model that cannot be traced ends the story with the taught error,
+on the line that stopped it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from fxlab.core.errors import FxlabError, call_site
+from fxlab.explorer.encode import scrubbed
+from fxlab.explorer.history import RecordedTimeline
+from fxlab.explorer.record import Boundary, Event, Recorder, Span, Watched
+
+FxlabFrames = tuple[tuple[str, int, str], ...]
+
+
+def trace_timeline(
+    model: Any,
+    inputs: Sequence[Any] | None = None,
+    *,
+    concrete_args: dict[str, Any] | None = None,
+) -> RecordedTimeline:
+    """Trace a model and return the story of it, one step per recorded operation.
+
+    Args:
+        model: A Module or a function.
+        inputs: Example inputs: shapes are shown, and later passes are judged with them.
+        concrete_args: As in `fxlab.symbolic_trace`.
+
+    Returns:
+        A timeline that can go on: `timeline.run(pass_)`. If the model could not be traced its
+        last step is of kind `error` and `timeline.failure` is the exception.
+    """
+    from fxlab.core.tracer import symbolic_trace
+
+    title = type(model).__name__ if not callable(getattr(model, "__code__", None)) else ""
+    title = getattr(model, "__name__", title) or title
+    recorder = Recorder(inputs)
+    recorder.max_edits = 10_000_000
+    timeline = RecordedTimeline(title, recorder)
+    span = Span("trace", "trace", 0, Boundary(None))
+    recorder.spans.append(span)
+    recorder.open = span
+    recorder.listen()
+    gm, failure = None, None
+    options = {} if inputs is None else {"example_inputs": tuple(inputs)}
+    try:
+        gm = symbolic_trace(model, concrete_args, **options)
+    except Exception as error:  # the model's own errors too: they are the last step
+        failure = error
+    finally:
+        recorder.stop()
+    recorder.max_edits = 100_000 + len(recorder.events)
+    graph = gm.graph if gm is not None else traced_graph(recorder)
+    keep_only(recorder, graph)
+    if gm is not None:
+        recorder.close(span, gm)
+    if failure is not None:
+        add_error(recorder, graph, failure)
+        span.last, span.end, recorder.open = len(recorder.events), Boundary(graph), None
+        timeline.failure = recorder.error = failure
+    return timeline
+
+
+def traced_graph(recorder: Recorder) -> Any:
+    """The graph that a failed trace was filling: the one that most events are about."""
+    from fxlab.core.graph import Graph
+
+    counts: dict[Any, int] = {}
+    for event in recorder.events:
+        counts[event.graph] = counts.get(event.graph, 0) + 1
+    graph = max(counts, key=lambda one: counts[one], default=None)
+    return graph if graph is not None else Graph()
+
+
+def keep_only(recorder: Recorder, graph: Any) -> None:
+    """Make the traced graph p0, and forget the events of helper graphs."""
+    watched = recorder.watched.get(graph) or Watched(graph)
+    watched.how, watched.original = None, True
+    recorder.watched = {graph: watched}
+    recorder.events = [
+        event
+        for event in recorder.events
+        if event.graph is graph and event.kind not in ("module", "attr")
+    ]
+
+
+def add_error(recorder: Recorder, graph: Any, error: BaseException) -> None:
+    """Append the step that tells of an exception, on the line that raised it."""
+    text = str(error).strip() or type(error).__name__
+    message = getattr(error, "message", "") or text.splitlines()[0]
+    hints = [str(one) for one in getattr(error, "hint", ())]
+    fields = {"text": scrubbed(text), "type": type(error).__name__, "hints": hints}
+    after = {"json": fields, "text": f"stops: {scrubbed(message)}"}
+    recorder.events.append(Event("error", graph, None, None, after, error_frames(error)))
+
+
+def error_frames(error: BaseException) -> FxlabFrames:
+    """Where an exception came from, in files outside the kit's core and explorer."""
+    if isinstance(error, FxlabError) and error.where:
+        return error.where
+    from fxlab.core.errors import _kind_of_file
+
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [
+        (frame.filename, frame.lineno or 0, frame.name)
+        for frame in reversed(frames)
+        if _kind_of_file(frame.filename) == 0
+    ]
+    return tuple(outside[:4]) or call_site()
