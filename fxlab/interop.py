@@ -9,6 +9,7 @@ without ever importing or running anything that the data names: see `fxlab.safe_
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import warnings
@@ -66,6 +67,11 @@ def from_torch_fx(gm: torch.fx.GraphModule) -> GraphModule:
         )  # fmt: skip
     graph = Graph()
     _copy_nodes(gm.graph, graph, torch.fx.node.map_arg, _meta_from_torch)
+    for node in graph.nodes:
+        if isinstance(node.target, _Enter):
+            node.args = (node.target.factory, *node.args)
+            node.target = _enter_region
+    _placeholders_first(graph)
     codegen = gm.graph._codegen
     if type(codegen) is torch.fx.graph._PyTreeCodeGen:
         info = codegen.pytree_info
@@ -88,9 +94,11 @@ def to_torch_fx(gm: GraphModule) -> torch.fx.GraphModule:
     with torch.fx as having an effect), a keyword-only parameter becomes an ordinary one.
     """
     graph = torch.fx.Graph()
-    for border in (_enter_region, _exit_region):
-        torch.fx.node.has_side_effect(border)
+    torch.fx.node.has_side_effect(_exit_region)
     _copy_nodes(gm.graph, graph, map_arg, _meta_to_torch)
+    for node in graph.nodes:
+        if node.target is _enter_region:
+            node.target, node.args = _Enter.of(node.args[0]), node.args[1:]
     codegen = gm.graph._codegen
     if isinstance(codegen, _PyTreeCodeGen) and codegen.pytree_info is not None:
         info = torch.fx.graph._PyTreeInfo(*codegen.pytree_info)
@@ -115,6 +123,24 @@ def from_exported(program: torch.export.ExportedProgram) -> GraphModule:
     return from_torch_fx(program.module(check_guards=False))
 
 
+class _Enter:
+    """Enters one kind of region: torch.fx's code cannot name a class such as torch.no_grad."""
+
+    def __init__(self, factory: Callable[..., Any]) -> None:
+        self.factory = factory
+        self.__name__ = self.__qualname__ = f"enter_{factory.__name__}"
+        self.__module__ = __name__
+
+    @staticmethod
+    @functools.cache
+    def of(factory: Callable[..., Any]) -> _Enter:
+        """Return the one of a factory, registered with torch.fx as having an effect."""
+        return torch.fx.node.has_side_effect(_Enter(factory))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _enter_region(self.factory, *args, **kwargs)
+
+
 def _copy_nodes(
     old: Any, new: Any, map_nodes: Callable[..., Any], map_meta: Callable[[dict[str, Any]], Any]
 ) -> None:
@@ -129,6 +155,16 @@ def _copy_nodes(
             new._graph_namespace._used_names.add(node.name)
         copy.meta = map_meta(node.meta)
         made[node] = copy
+
+
+def _placeholders_first(graph: Graph) -> None:
+    """Move parameters before everything else: torch.export puts get_attr nodes between them."""
+    first = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    behind = False
+    for node in list(graph.nodes):
+        behind = behind or node is first
+        if behind and node.op == "placeholder" and first is not None:
+            first.prepend(node)
 
 
 def _meta_from_torch(meta: dict[str, Any]) -> dict[str, Any]:
@@ -160,9 +196,10 @@ def _meta_from_torch(meta: dict[str, Any]) -> dict[str, Any]:
 
 def _meta_to_torch(meta: dict[str, Any]) -> dict[str, Any]:
     meta = dict(meta)
-    frames = meta.pop("source", ())
-    if frames and not meta.get("stack_trace"):
-        meta["stack_trace"] = _trace_text(frames)
+    frames = meta.get("source")
+    if frames:
+        del meta["source"]
+        meta.setdefault("stack_trace", _trace_text(frames))
     ancestors = [a for a in meta.pop("from", ()) if a["op"]]
     if ancestors:
         sources = [torch.fx.traceback.NodeSource._from_dict({
