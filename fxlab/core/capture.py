@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,12 +71,13 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
 
 def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a module's forward with Proxies; its Nodes come from here and from the call's line."""
-    outer = tracer._outer
+    outer, retracing = tracer._outer, tracer._retracing
     tracer._outer = call_site(4, True, outer)
+    tracer._retracing = hasattr(module, "_graph")
     try:
         return patches._call(module, *args, **kwargs)
     finally:
-        tracer._outer = outer
+        tracer._outer, tracer._retracing = outer, retracing
 
 
 def _refuse_wrappers(root: Any) -> None:
@@ -102,6 +104,7 @@ def _reset(tracer: Tracer) -> None:
     tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
     tracer._outer, tracer._inline = (), inline
+    tracer._retracing = hasattr(tracer.root, "_graph")
     tracer._tracing = True
 
 
@@ -175,7 +178,7 @@ def arguments(
             keywords.append(p.name)
     call = root_fn
     if star:
-        call = _with_plain_arguments(root_fn, len(args))
+        call = _with_plain_arguments(root_fn, [p.name for p in parameters], is_module)
     elif keywords:
         call = _by_keyword(root_fn, keywords)
     flat, spec = pytree.tree_flatten(tuple(args))
@@ -228,17 +231,22 @@ def _transfer(value: Any, proxy: Proxy) -> None:
             setattr(proxy.node, name, entry)
 
 
-def _with_plain_arguments(fn: Any, count: int) -> Any:
+def _with_plain_arguments(fn: Any, names: list[str], is_module: bool) -> Any:
     """Return a function whose *args and **kwargs are ordinary parameters, to be given Proxies."""
     if not isinstance(fn, types.FunctionType):
         fn = inspect.unwrap(fn)
-    code = fn.__code__
+    code, skip = fn.__code__, int(is_module)
     flags = code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    plain = code.replace(co_flags=flags, co_argcount=count, co_posonlyargcount=0,
+    plain = code.replace(co_flags=flags, co_argcount=len(names) + skip, co_posonlyargcount=0,
                          co_kwonlyargcount=0)  # fmt: skip
     new = types.FunctionType(plain, fn.__globals__, fn.__name__, None, fn.__closure__)
-    new.__annotations__ = dict(fn.__annotations__)
-    return new
+    order = [names.index(n) + skip for n in code.co_varnames[skip : len(names) + skip]]
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return new(*args[:skip], *(args[i] for i in order))
+
+    return call
 
 
 def _by_keyword(fn: Any, keywords: list[str]) -> Callable[..., Any]:
@@ -325,11 +333,11 @@ _CONTAINERS = frozenset((dict, list, set))
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Compare containers; their parts are the same objects unless something was changed."""
-    try:
-        return bool(a == b)
-    except Exception:  # a tensor in the place of another one has no plain answer
-        return False
+    """Say whether two containers hold the same objects (not equal ones: `==` would be recorded)."""
+    if type(a) is dict:
+        same = len(a) == len(b) and all(map(operator.is_, a.values(), b.values()))
+        return same and a.keys() == b.keys()
+    return a == b if type(a) is set else len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def _restore(tracer: Tracer, module: Any, path: str, fields: Any, deep: Any) -> None:

@@ -270,7 +270,7 @@ class _Writer:
                            expected=expected, hint=hint)  # fmt: skip
 
     def operand(self, arg: Argument) -> str:
-        """Return an expression that can stand left of an operator, a dot or a bracket."""
+        """Return an expression that can stand left of `**`, a dot or a bracket."""
         text = self.value(arg)
         return f"({text})" if text[0] == "-" or text[0].isdigit() else text
 
@@ -324,13 +324,14 @@ class _Writer:
             if len(args) == 2:
                 symbol = _INFIX.get(target)
                 if symbol is not None:
-                    return f"{self.operand(args[0])} {symbol} {self.value(args[1])}"
+                    left = self.operand(args[0]) if symbol == "**" else self.value(args[0])
+                    return f"{left} {symbol} {self.value(args[1])}"
                 if target is operator.getitem:
                     return f"{self.operand(args[0])}[{self.value(args[1])}]"
                 if target is getattr and type(args[1]) is str and is_name(args[1]):
                     return f"{self.operand(args[0])}.{args[1]}"
             elif len(args) == 1 and target in _PREFIX:
-                return f"{_PREFIX[target]}{self.operand(args[0])}"
+                return f"{_PREFIX[target]}{self.value(args[0])}"
         return f"{self.callee(target)}({self.arguments(args, kwargs)})"
 
     def parameter(self, node: Node) -> str:
@@ -658,6 +659,16 @@ class _PyTreeCodeGen(CodeGen):
     def __init__(self, pytree_info: _PyTreeInfo) -> None:
         super().__init__()
         self.pytree_info: _PyTreeInfo = pytree_info
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pytree_info": [
+            (pytree.tree_unflatten(range(x.num_leaves), x),) if isinstance(x, pytree.TreeSpec) else x
+            for x in self.pytree_info]}  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        names, *structures = state["pytree_info"]
+        specs = [s if s is None else pytree.tree_structure(s[0]) for s in structures]
+        self.__dict__.update(state, pytree_info=_PyTreeInfo(names, *specs))
 
     def process_inputs(self, *args: Any) -> Any:
         """Return the leaves of the inputs."""

@@ -104,6 +104,16 @@ def generated_node(file: str, line: int) -> Any:
     return lookup(line) if lookup is not None else None
 
 
+def running_node() -> Any:
+    """Return the Node whose line of generated code is running, or None."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _kinds.get(frame.f_code.co_filename) == _GENERATED:
+            return generated_node(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
 def register_generated(file: str, lookup: Callable[[int], Any]) -> None:
     """Remember what the lines of a generated file stand for; `forget_generated` undoes it."""
     generated_code[file] = lookup
@@ -139,8 +149,18 @@ def quote(frame: Frame) -> str:
     """Return `file:line, in function:  the source line`, as every message shows a place."""
     file, line, function = frame
     text = linecache.getline(file, line).strip()
-    place = f"{file}:{line}, in {function}"
+    place = f"{cell_name(file) or file}:{line}, in {function}"
     return f"{place}:  {text}" if text else place
+
+
+def cell_name(file: str) -> str | None:
+    """Return `In[7]` for the file name under which IPython compiled a notebook cell, else None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    name = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    if name is not None:
+        return name[1]
+    return "In[?]" if "ipykernel_" in file or file.startswith("<ipython-input") else None
 
 
 class FxlabError(Exception):

@@ -88,9 +88,10 @@ class _Namespace:
         """Return a free name like `candidate`; the same again for the same `obj`."""
         if obj is not None and obj in self._obj_to_name:
             return self._obj_to_name[obj]
-        if "." in candidate:
-            candidate = candidate.replace(".", "_")
-        if not (candidate.isidentifier() and candidate.isascii()):
+        plain = candidate.replace(".", "_")
+        if plain.isidentifier() and plain.isascii() and ".." not in candidate:
+            candidate = plain
+        else:
             candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
             if candidate[0].isdigit():
                 candidate = "_" + candidate
@@ -100,7 +101,7 @@ class _Namespace:
             base, number = candidate, counts.get(candidate, 0)
         else:
             number = counts.get(base, 0) if candidate in used else int(digits)
-        if candidate in _illegal_names and getattr(builtins, candidate, None) is not obj:
+        if candidate in _illegal_names and (obj is None or vars(builtins).get(candidate) is not obj):
             number += 1
             candidate = f"{base}_{number}"
         while candidate in used:
@@ -239,7 +240,7 @@ class Graph:
 
     def remove_listener(self, listener: Listener) -> None:
         """Stop calling `listener`; one that is not there is no error."""
-        self._listeners = tuple(x for x in self._listeners if x is not listener)
+        self._listeners = tuple(x for x in self._listeners if x != listener)
         self._watched = bool(self._compiled or self._listeners)
 
     def _changed(self, kind: str, node: Any, before: Any, after: Any) -> None:

@@ -25,11 +25,11 @@ from torch.utils import _pytree as pytree
 
 from . import patches
 from .errors import (
-    Frame, TraceError, TraceIterError, TraceNameError, TraceNotImplementedError, TraceWarning, call_site,
-    quote,
+    Frame, TraceError, TraceIterError, TraceNameError, TraceNotImplementedError, TraceWarning,
+    call_site, quote, running_node,
 )  # fmt: skip
 from .graph import Graph
-from .node import Argument, Node, Target, base_types
+from .node import Argument, Node, Target, add_ancestors, base_types
 from .proxy import _SHAPE_NAMES, _UNKNOWN, Attribute, ParameterProxy, Proxy, _refuse
 
 _PLAIN = frozenset((*base_types, type(None), type(...))) - {torch.Tensor}
@@ -44,6 +44,13 @@ class PHBase:
 
 
 PH = PHBase()
+
+
+class PHWithMeta(PHBase):
+    """A placeholder inside `concrete_args` with a key of your own, `ph_key`, for its Node."""
+
+    def __init__(self, ph_key: str | None = None) -> None:
+        self.ph_key = ph_key
 
 
 class Scope:
@@ -88,10 +95,12 @@ class TracerBase:
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
     scope: Scope
+    root: torch.nn.Module | None = None
     module_stack: dict[str, tuple[str, Any]]
     node_name_to_scope: dict[str, tuple[str, Any]]
     _tracing = False
     _outer: tuple[Frame, ...] = ()
+    _retracing = False
     _examples: dict[str, Any] | None = None
 
     def __init__(self) -> None:
@@ -117,22 +126,30 @@ class TracerBase:
         type_expr: Any = None,
     ) -> Node:
         """Put a Node into the graph; override it to check or change what is recorded."""
-        if kind == "call_function" and self.check_mutable_operations:
-            self._check_mutable(target, args, kwargs)
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
+        if self.check_mutable_operations:
+            self._check_mutable(node)
         if self._tracing:
             meta = node.meta
             meta["source"] = call_site(4, True, self._outer)
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
+            if self._retracing:
+                origin = running_node()
+                if origin is not None:
+                    add_ancestors(node, [origin])
             scope = self.scope
             self.node_name_to_scope[node._name] = (scope.module_path, scope.module_type)
         return node
 
-    def _check_mutable(self, target: Any, args: Any, kwargs: Any) -> None:
-        from torch.fx.operator_schemas import check_for_mutable_operation
+    def _check_mutable(self, node: Node) -> None:
+        from .purity import effect
 
-        check_for_mutable_operation(target, args, kwargs)
+        reason = effect(node, self.root, impure_random=False) if "call" in node._op else None
+        if reason is not None and "writes" in reason:
+            self.graph.erase_node(node)
+            raise _MutableError(f"a mutable operation was traced: {reason}", node=node,
+                                where=self._where(), hint="use its out-of-place form")  # fmt: skip
 
     def proxy(self, node: Node) -> Proxy:
         """Return the Proxy for a Node; override it to use a class of your own."""
@@ -701,6 +718,20 @@ def wrap(fn_or_name: Any) -> Any:
 
 class _WrapError(TraceError, RuntimeError):
     pass
+
+
+class _MutableError(TraceError, RuntimeError):
+    pass
+
+
+def is_fx_tracing() -> bool:
+    """Say whether a trace, fxlab's or torch.fx's, is running in this process."""
+    return patches.torch_trace._is_fx_tracing_flag
+
+
+def is_fx_symbolic_tracing() -> bool:
+    """Say whether a symbolic trace is running and torch.compile is not."""
+    return is_fx_tracing() and not torch.compiler.is_compiling()
 
 
 @contextmanager
