@@ -131,7 +131,7 @@ class _Writer:
         self._name_locals(root)
         self.torch, self.getattr = self.bind("torch", torch), self.bind("getattr", getattr)
 
-    # -- names ------------------------------------------------------------------------------------
+    # -- names ----------------------------------------------------------------------------------
 
     def _name_locals(self, root: str) -> None:
         """Fix the name of each parameter and local: parameters first, then whoever is free."""
@@ -193,7 +193,7 @@ class _Writer:
             return f"{self.bind('operator', operator)}.{path[9:]}"
         return self.bind(path, fn)
 
-    # -- expressions ------------------------------------------------------------------------------
+    # -- expressions ----------------------------------------------------------------------------
 
     def value(self, arg: Argument, depth: int = 0) -> str:
         """Return an expression whose value is `arg`, of the same type."""
@@ -302,7 +302,7 @@ class _Writer:
                 return f"{text}[{','.join([self.annotation(a) for a in args])}]"
         return self.bind(f"_annotation_{str(kind)[:40]}", kind)
 
-    # -- right-hand sides ---------------------------------------------------------------------------
+    # -- right-hand sides -----------------------------------------------------------------------
 
     def expression(self, node: Node) -> str:
         """Return the right-hand side of a Node's statement."""

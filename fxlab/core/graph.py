@@ -562,7 +562,8 @@ class Graph:
             node._key = (low + high) / 2
             self._numbered = low < node._key < high
 
-    def _target_to_str(self, target: Any) -> str:
+    @staticmethod
+    def _target_to_str(target: Any) -> str:
         name = target if isinstance(target, str) else getattr(target, "__name__", None)
         if name is None:
             name = type(target).__name__

@@ -1,9 +1,9 @@
 """How does a Graph become a Module that runs, and how does it stay in step with its Graph?
 
 A `GraphModule` (paper, section 4.3) holds a Graph and the parameters and modules that it needs;
-`forward` is generated from the Graph. Compilation is lazy: an edit only marks the code as stale, and the next
-use of `forward` writes and compiles it once. So no code runs that the Graph does not mean, and a
-thousand edits cost one compilation.
+`forward` is generated from the Graph. Compilation is lazy: an edit only marks the code as stale,
+and the next use of `forward` writes and compiles it once. So no code runs that the Graph does not
+mean, and a thousand edits cost one compilation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import nn
 from .codegen import PythonCode, _PyTreeCodeGen
 from .errors import (
     RUN_NOTE,
+    CodegenError,
     FxlabError,
     RewriteError,
     call_site,
@@ -42,7 +43,7 @@ from .node import qualified_name
 
 _FORMAT = "fxlab.GraphModule/1"
 _compiling = threading.RLock()
-_next_file = itertools.count().__next__
+_next_number = itertools.count().__next__
 _HOOKS = ("_replace_hooks", "_create_node_hooks", "_erase_node_hooks", "_deepcopy_hooks")
 _OWN = frozenset(("_graph", "graph", "meta", "_tracer_cls", "_tracer_extras", "_original",
                   "shape_env", "_in_spec", "_out_spec", "_editing", *_HOOKS))  # fmt: skip
@@ -57,18 +58,19 @@ class _LazyForward:
 
     It is a non-data descriptor that puts the plain function in its own place, so that whoever
     looks (a call, `inspect.signature`, TorchScript, torch.compile, a replica in another thread)
-    only ever gets a plain function.
+    only ever gets a plain function. A second one guards `_call_impl`, which torch.compile looks
+    at before it traces into a call and would otherwise trace into the compilation.
     """
 
-    def __init__(self, module: GraphModule) -> None:
-        self.module = weakref.ref(module)
+    def __init__(self, module: GraphModule, name: str) -> None:
+        self.module, self.name = weakref.ref(module), name
 
     def __get__(self, instance: GraphModule | None, owner: type) -> Any:
         module = instance if instance is not None else self.module()
         if module is None:
-            raise AttributeError("the GraphModule of this class is gone, and so is its forward")
-        function = module._compile()
-        return function if instance is None else types.MethodType(function, instance)
+            raise CodegenError("the GraphModule of this class is gone, and so is its forward")
+        module._compile()
+        return getattr(owner if instance is None else instance, self.name)
 
 
 class _LaterCode:
@@ -105,7 +107,9 @@ class GraphModule(nn.Module):
     """
 
     _code: PythonCode | None = None
-    __jit_unused_properties__ = ["graph", "code", "original_type"]
+    _edition = 0
+    __constants__ = ("_edition",)  # TorchScript compiles anew what has another constant
+    __jit_unused_properties__ = ("graph", "code", "original_type")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         """Give each instance a class of its own, since `forward` belongs to a class."""
@@ -141,7 +145,7 @@ class GraphModule(nn.Module):
         self.__dict__["_tracer_cls"] = None if local else tracer
         self.__dict__["_tracer_extras"] = graph._tracer_extras or {}
 
-    # -- code ---------------------------------------------------------------------------------------
+    # -- code -----------------------------------------------------------------------------------
 
     @property
     def graph(self) -> Graph:
@@ -180,7 +184,9 @@ class GraphModule(nn.Module):
     def _code_is_stale(self) -> None:
         cls = type(self)
         if type(vars(cls).get("forward")) is not _LazyForward:
-            cls.forward = _LazyForward(self)  # type: ignore[assignment]
+            cls._call_impl = _LazyForward(self, "_call_impl")  # type: ignore[assignment]
+            cls.forward = _LazyForward(self, "forward")  # type: ignore[assignment]
+            cls._edition = _next_number()
 
     def _python_code(self) -> PythonCode:
         self._compile()
@@ -201,6 +207,7 @@ class GraphModule(nn.Module):
                 self.__dict__["_out_spec"] = graph._codegen.pytree_info.out_spec
             function = _run_source(code, graph._codegen._func_name)
             cls._code, cls.forward = code, function
+            del cls._call_impl
             graph._mark_compiled()
             if graph.version != version:
                 self._code_is_stale()
@@ -213,7 +220,7 @@ class GraphModule(nn.Module):
             _explain(error)
             raise
 
-    # -- state ----------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
 
     @contextmanager
     def _edit(self, path: str) -> Iterator[None]:
@@ -333,12 +340,12 @@ class GraphModule(nn.Module):
         static = inspect.getattr_static
         if name[0] != "_" and "_original" in fields and static(type(self), name, None) is None:
             kind, attributes = fields["_original"]
-            if name in attributes:
-                return attributes[name]
-            method = static(kind, name, None) if kind is not None else None
-            if isinstance(method, types.FunctionType):
-                return types.MethodType(method, self)
-            if isinstance(method, (staticmethod, classmethod)):
+            found = attributes.get(name, static(kind, name, MISSING))
+            if name in attributes or not (found is MISSING or hasattr(type(found), "__get__")):
+                return found
+            if isinstance(found, types.FunctionType):
+                return types.MethodType(found, self)
+            if isinstance(found, (staticmethod, classmethod)):
                 return getattr(kind, name)
         return super().__getattr__(name)
 
@@ -347,7 +354,7 @@ class GraphModule(nn.Module):
         """The type of the Module that was traced, or None."""
         return self._original[0]
 
-    # -- copies and files -------------------------------------------------------------------------
+    # -- copies and files -----------------------------------------------------------------------
 
     def _blank(self) -> GraphModule:
         """Return an instance without state, of a class of its own under the same name."""
@@ -450,7 +457,7 @@ class GraphModule(nn.Module):
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.code}"
 
-    # -- torch.fx's node hooks --------------------------------------------------------------------
+    # -- torch.fx's node hooks ------------------------------------------------------------------
 
     def _hear(self, kind: str, graph: Graph, node: Any, before: Any, after: Any) -> None:
         if kind in ("create", "erase"):
@@ -517,7 +524,7 @@ class {name}(torch.nn.Module):
 def _import_text(name: str, value: Any) -> str:
     """Return an import statement that binds `name` to a module, class or function, or ""."""
     if isinstance(value, types.ModuleType):
-        return f"import {value.__name__} as {name}"
+        return f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
     module, _, attribute = qualified_name(value).rpartition(".")
     found = getattr(sys.modules.get(module), attribute, None)
     return f"from {module} import {attribute} as {name}" if found is value else ""
@@ -525,7 +532,7 @@ def _import_text(name: str, value: Any) -> str:
 
 def _run_source(code: PythonCode, function_name: str) -> Any:
     """Compile generated source; return its function, known to tracebacks, linecache and `where`."""
-    file = f"<eval_with_key>.fxlab_{_next_file()}"
+    file = f"<eval_with_key>.fxlab_{_next_number()}"
     scope = dict(code.globals)
     exec(compile(code.src, file, "exec", dont_inherit=True), scope)
     function = scope.pop(function_name)
@@ -592,8 +599,11 @@ def _install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> N
 
 def _targets(graph: Graph) -> dict[str, Any]:
     """Return the paths that a Graph reads or calls, each with its first Node."""
-    nodes = [n for n in graph.nodes if n._op in ("call_module", "get_attr")]
-    return {str(n._target): n for n in reversed(nodes)}
+    found: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node._op in ("call_module", "get_attr"):
+            found.setdefault(str(node._target), node)
+    return found
 
 
 def _missing(node: Any, root: str) -> _MissingTarget:
