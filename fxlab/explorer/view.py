@@ -24,6 +24,7 @@ The data is plain JSON, one object::
                       null, kept: [text]}]
     sources         [{file, line, text}]
     metrics         [{id, title, unit, max, on, values: {row: number}}]
+    keys            [[keys, what they do]]
     notes           {step: text}
 """
 
@@ -42,6 +43,21 @@ if TYPE_CHECKING:
 
 UNITS = {"seconds": "s", "flops": "", "bytes": "B", "live_bytes": "B"}
 TITLES = {"seconds": "time", "flops": "FLOPs", "bytes": "bytes", "live_bytes": "live bytes"}
+KEYS = (
+    ("Left, Right", "one step back, on"),
+    ("Shift+Left, Right or PageUp, PageDown", "one pass back, on"),
+    ("Home, End", "first, last step"),
+    ("N, Shift+N", "next, previous change (of the selected row, if any)"),
+    ("Up, Down", "along the rows"),
+    ("I, U", "to an input, to a user of the selected row"),
+    ("Enter", "open a fold, or fold the module of the selected row"),
+    ("C", "close the gaps"),
+    ("/", "search: name, target, opcode, shape, file:line, or the code of a step"),
+    ("P", "predict the next edit"),
+    ("W", "wall: fill the window"),
+    ("?", "these keys"),
+    ("Escape, Tab", "leave"),
+)
 STRUCTURE = {"create": "c", "erase": "x", "move": "m"}
 
 
@@ -113,6 +129,7 @@ class _Builder:
                 for source in (timeline.sources[key] for key in self.source_index)
             ],
             "metrics": self.metrics(shapes),
+            "keys": KEYS,
             "notes": {str(step): text for step, text in timeline.notes.items()},
         }
 

@@ -4,14 +4,6 @@
 const OPS = { P: "placeholder", G: "get_attr", F: "call_function", ".": "call_method", M: "call_module", O: "output" };
 const WORDS = { "+": "created", "-": "erased", "~": "changed" }, KIND = { "+": "plus", "-": "minus", "~": "tilde" };
 const LANE = 18, LANES = 14, FLAT = 300, OPENED = 100;
-const KEYS = [
-  ["Left, Right", "one step back, on"], ["Shift+Left, Right or PageUp, PageDown", "one pass back, on"],
-  ["Home, End", "first, last step"], ["N, Shift+N", "next, previous change (of the selected row, if any)"],
-  ["Up, Down", "along the rows"], ["I, U", "to an input, to a user"], ["Enter", "fold, unfold"],
-    ["C", "close the gaps"],
-  ["/", "search: name, target, opcode, shape, file:line, or the code of a step"], ["P", "predict the next edit"],
-  ["W", "wall: fill the window"], ["?", "these keys"], ["Escape, Tab", "leave"],
-];
 
 // h("div.name", {attribute: value}, kids...): text goes in as text.
 const attrs = (element, values) => {
@@ -31,11 +23,12 @@ const h = (spec, ...kids) => {
   element.className = names.join(" ");
   return add(element, kids);
 };
+const on = (element, type, run) => element.addEventListener(type, run);
 const svg = (tag, ...kids) => add(document.createElementNS("http://www.w3.org/2000/svg", tag), kids);
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const button = (name, text, label, run) => {
   const element = h(`button.${name}`, { type: "button", "aria-label": label, title: label }, text);
-  element.addEventListener("click", run);
+  on(element, "click", run);
   return element;
 };
 const short = (n) => {
@@ -54,6 +47,7 @@ const hash = (text) => {
   return String(value >>> 0);
 };
 const isGroup = (kid) => typeof kid === "object";
+const alive = (slots) => slots.filter((slot) => slot.st === 0);
 const key = (place) => `${place[3]}:${place[1]}`;
 
 // Pack the values of a frame into lanes: the same sweep as lanes.py. A null input list only holds a place.
@@ -161,10 +155,9 @@ export class Story {
     if (this.results.has(i)) return this.results.get(i);
     const step = this.steps[i], list = [], parts = new Map(step.parts), pair = new Map(step.pairs);
     const live = (p) => this.slots(step.s, p).filter((x) => x.born <= i && x.died > i).map((x) => x.id);
-    const fresh = live(step.p).flatMap((id) => [[id], ...(parts.has(id) ? live(parts.get(id)) : []).map((x) =>
-      [x, true])]);
-    const old = live(step.was), at = new Map(old.map((id, k) => [id, k])),
-      kept = new Set(fresh.map(([id]) => pair.get(id)));
+    const within = (id) => (parts.has(id) ? live(parts.get(id)) : []).map((inner) => [inner, true]);
+    const fresh = live(step.p).flatMap((id) => [[id], ...within(id)]), old = live(step.was);
+    const kept = new Set(fresh.map(([id]) => pair.get(id))), at = new Map(old.map((id, k) => [id, k]));
     let k = 0;
     const ghosts = (until) => {
       for (; k < until; k++) if (!kept.has(old[k])) list.push({ id: old[k], born: -1, died: i });
@@ -211,8 +204,8 @@ export class Story {
       while (d < modules.length && d + 1 < open.length && open[d + 1].path === modules[d]) d++;
       open.length = d + 1;
       for (; d < modules.length; d++) {
-        const path = modules[d], n = (seen.get(path) || 0) + 1, group = { path, kids: [], key: `${path}#${n}`,
-          up: open[d] };
+        const path = modules[d], n = (seen.get(path) || 0) + 1;
+        const group = { path, kids: [], key: `${path}#${n}`, up: open[d] };
         seen.set(path, n);
         open[d].kids.push(group);
         open.push(group);
@@ -228,8 +221,8 @@ export class Story {
       group.size = group.kids.reduce((sum, kid) => sum + (isGroup(kid) ? kid.size : 1), 0);
       group.kids = group.kids.flatMap((kid) => (isGroup(kid) && kid.size < 2 ? kid.kids : [kid]));
       const [only] = group.kids;
-      if (group.kids.length === 1 && isGroup(only) && group.up) Object.assign(group,
-        { kids: only.kids, path: only.path });
+      if (group.kids.length === 1 && isGroup(only) && group.up)
+        Object.assign(group, { kids: only.kids, path: only.path });
     }
     for (const group of groups) {
       const kids = [];
@@ -245,17 +238,19 @@ export class Story {
       }
       group.kids = kids;
     }
-    const home = new Map(), opened = new Set([""]), walk = [root];
-    let shown = root.kids.length;
+    const home = new Map(), opened = new Set(), walk = [root];
     for (const group of walk)
       for (const kid of group.kids) {
-        if (!isGroup(kid)) { home.set(kid, group); continue; }
-        kid.up = group;
-        walk.push(kid);
-        if (frame.slots.length > FLAT && (!opened.has(group.key) || shown + kid.kids.length > OPENED)) continue;
-        opened.add(kid.key);
-        shown += kid.kids.length - 1;
+        if (isGroup(kid)) walk.push(Object.assign(kid, { up: group }));
+        else home.set(kid, group);
       }
+    let shown = root.kids.length, level = root.kids.filter(isGroup);
+    while (level.length) {
+      shown += level.reduce((sum, group) => sum + group.kids.length - 1, 0);
+      if (frame.slots.length > FLAT && shown > OPENED) break;
+      for (const group of level) opened.add(group.key);
+      level = level.flatMap((group) => group.kids.filter(isGroup));
+    }
     const tree = { root, home, opened, groups: walk.slice(1) };
     this.trees.set(frame.key, tree);
     return tree;
@@ -302,18 +297,17 @@ export class Viewer {
   }
 
   build() {
-    const d = this.data, { last } = this.story,
-      say = "search name, target, opcode, shape, file:line, or the code of a step";
+    const d = this.data, { last } = this.story;
     this.chips = d.passes.map((pass, s) =>
       button(`f-chip${pass.quiet ? ".quiet" : ""}`, h("span"), `pass ${pass.name}`, () => this.openPass(s)));
     this.search = h("input.f-search", { type: "search", placeholder: "/ search", spellcheck: "false",
-      "aria-label": say });
-    this.search.addEventListener("input", () => this.find(this.search.value, 0));
+      "aria-label": "search name, target, opcode, shape, file:line, or the code of a step" });
+    on(this.search, "input", () => this.find(this.search.value, 0));
     const boxes = d.metrics.map((metric) => {
       const box = h("input", { type: "checkbox" }), change = () => this.columns[box.checked ? "add" : "delete"](metric);
       box.checked = metric.on;
       change();
-      box.addEventListener("change", () => { change(); this.show(); });
+      on(box, "change", () => { change(); this.show(); });
       return h("label", box, metric.title);
     });
     const pane = (name) => (this[name] = h(`div.f-${name}`));
@@ -324,7 +318,7 @@ export class Viewer {
       button("f-b", "unfold", "unfold all modules", () => this.foldAll(true)),
       (this.predictButton = button("f-b", "predict", "predict the next edit (P)", () => this.predict(!this.guessing))),
       button("f-b", "wall", "wall mode (W)", () => this.wall(!this.isWall)),
-        button("f-b", "?", "keys (?)", () => this.help()));
+      button("f-b", "?", "keys (?)", () => this.help()));
     this.tabButton.hidden = !this.host.ask;
     this.source = h("div.f-source");
     this.user = h("div.f-source.f-user");
@@ -333,46 +327,42 @@ export class Viewer {
     this.grid = h("div.f-grid", { tabindex: 0, role: "treegrid", "aria-readonly": "true",
       "aria-label": `${elide(d.title, 80)}: nodes beside their code` }, this.canvas);
     this.slider = h("input.f-slider", { type: "range", min: 0, max: last, step: 1, "aria-label": "step" });
-    this.slider.addEventListener("input", () => this.go(Number(this.slider.value)));
+    on(this.slider, "input", () => this.go(Number(this.slider.value)));
     const ticks = d.passes.filter((pass) => pass.first > 1 && !pass.quiet).map((pass) => {
       const tick = h("i");
       tick.style.left = `${(100 * (pass.first - 1)) / last}%`;
       return tick;
     });
     this.code = button("f-code", "", "copy the code of this step", () => {
-      if (this.step && navigator.clipboard) navigator.clipboard.writeText(this.story.steps[this.step].c).catch(() =>
-        {});
+      if (this.step) navigator.clipboard?.writeText(this.story.steps[this.step].c).catch(() => {});
     });
     this.helpBox = h("div.f-help", { role: "dialog", "aria-label": "keys", hidden: true }, h("b", "Keys"),
-      h("dl", KEYS.map(([name, what]) => [h("dt", name), h("dd", what)])),
+      h("dl", d.keys.map(([name, what]) => [h("dt", name), h("dd", what)])),
         button("f-b", "close", "close", () => this.help()));
     add(this.root,
       h("div.f-top", h("b.f-title", elide(d.title, 80)), h("div.f-chips", this.chips), pane("counts"), tools),
-        pane("strip"),
+      pane("strip"),
       h("div.f-main",
         h("div.f-left", pane("head"), this.source,
           h("div.f-say", add(pane("sentence"), { "aria-live": "polite" }), pane("change"), pane("verdicts"),
-            pane("guess"),
-            pane("note")), pane("detail"), pane("userhead"), this.user),
+            pane("guess"), pane("note")), pane("detail"), pane("userhead"), this.user),
         h("div.f-right", this.grid, add(pane("pane"), { hidden: true }))),
       pane("legend"),
       h("div.f-foot", button("f-nav", "◀", "one step back (Left)", () => this.go(this.step - 1)),
         h("div.f-track", h("div.f-ticks", ticks), this.slider),
         button("f-nav", "▶", "one step on (Right)", () => this.go(this.step + 1)), this.code), this.helpBox);
-    this.root.addEventListener("keydown", (event) => this.press(event));
-    this.grid.addEventListener("scroll", () => this.paint(), { passive: true });
-    this.grid.addEventListener("click", (event) => this.click(event));
-    this.grid.addEventListener("dblclick", () => this.toggle());
-    this.root.addEventListener("mouseover", ({ target }) => {
+    on(this.root, "keydown", (event) => this.press(event));
+    on(this.grid, "scroll", () => this.paint());
+    on(this.grid, "click", (event) => this.click(event));
+    on(this.root, "mouseover", ({ target }) => {
       const line = target.closest("[data-line]"), row = target.closest("[data-index]");
       this.light(line ? line.dataset.line : row ? this.items[row.dataset.index] : null);
     });
-    this.root.addEventListener("mouseleave", () => this.light(null));
-    for (const box of [this.source, this.user])
-      box.addEventListener("click", ({ target }) => {
-        const line = target.closest("[data-line]");
-        if (line) this.chooseLine(line.dataset.line);
-      });
+    on(this.root, "mouseleave", () => this.light(null));
+    on(this.root, "click", ({ target }) => {
+      const line = target.closest("[data-line]");
+      if (line) this.chooseLine(line.dataset.line);
+    });
     this.mute(this.root);
   }
 
@@ -394,7 +384,7 @@ export class Viewer {
     const watch = new MutationObserver(read);
     for (const one of [body, page])
       watch.observe(one, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind", "theme"] });
-    media.addEventListener("change", read);
+    on(media, "change", read);
     this.close = () => {
       watch.disconnect();
       media.removeEventListener("change", read);
@@ -441,6 +431,8 @@ export class Viewer {
 
   now(id) { return this.story.at(id, this.step); }
 
+  spot(id) { return this.place.get(id) ?? this.ghosts.get(id); }
+
   nameOf(id) { return this.now(id).name; }
 
   pick(name) {
@@ -454,7 +446,7 @@ export class Viewer {
     this.row = row;
     this.group = null;
     if (tell) this.host.set("selection", row === null ? "" : this.nameOf(row));
-    this.reveal(this.place.get(row) ?? this.ghosts.get(row));
+    this.reveal(this.spot(row));
     this.paint();
     this.tell();
   }
@@ -482,7 +474,7 @@ export class Viewer {
       for (const { id, st } of slots) if (st < 2) (st ? this.ghosts : this.place).set(id, index);
     });
     this.inputs = items.map(({ slots, group }, index) => {
-      const live = slots.filter((slot) => slot.st === 0), into = new Set();
+      const live = alive(slots), into = new Set();
       for (const { id } of live)
         for (const input of this.now(id).ins) {
           const from = this.place.get(input), list = this.users.get(input);
@@ -495,7 +487,7 @@ export class Viewer {
     this.cap = this.root.clientWidth && this.root.clientWidth < 500 ? 5 : LANES;
     const leaf = items.map(({ slots, group }) => !group && "PG".includes(this.now(slots[0].id).letter));
     this.lane = layout(this.inputs, leaf, this.cap);
-    this.given = frame.slots.filter((slot) => slot.st === 0 && this.now(slot.id).letter === "P").map((slot) => slot.id);
+    this.given = alive(frame.slots).map((slot) => slot.id).filter((id) => this.now(id).letter === "P");
     // The gutter only grows while a pass is stepped, so that the code beside it does not shift back and forth.
     const wide = Math.min(this.cap, this.lane.width) + (this.ghosts.size ? 1 : 0),
       kept = `${frame.key}|${[...this.folds]}`;
@@ -505,7 +497,7 @@ export class Viewer {
     this.measure();
     if (follow) {
       const step = story.steps[this.step];
-      const at = (step ? [step.r, ...step.m] : []).map((id) => this.place.get(id) ?? this.ghosts.get(id));
+      const at = (step ? [step.r, ...step.m] : []).map((id) => this.spot(id));
       this.reveal(at.find((index) => index !== undefined));
     }
     this.paint();
@@ -562,16 +554,15 @@ export class Viewer {
 
   chosen() {
     if (this.group) return this.items.findIndex((item) => item.group === this.group);
-    const at = this.place.get(this.row) ?? this.ghosts.get(this.row) ?? -1;
+    const at = this.spot(this.row) ?? -1;
     return at >= 0 && !this.items[at].group ? at : -1;
   }
 
   along(by) {
     let at = this.chosen();
     if (at < 0) at = by > 0 ? Math.floor(this.grid.scrollTop / this.tall) - 1 : this.items.length;
-    for (at += by; this.items[at]; at += by) if (this.items[at].group ||
-      this.items[at].slots[0].st < 2) return this.choose(at);
-    return undefined;
+    do at += by; while (this.items[at] && !this.items[at].group && this.items[at].slots[0].st > 1);
+    if (this.items[at]) this.choose(at);
   }
 
   toward(ids) {
@@ -611,14 +602,15 @@ export class Viewer {
       for (const id of this.now(this.row).ins) this.around.set(id, "in");
       for (const id of this.users.get(this.row) || []) this.around.set(id, this.around.has(id) ? "both" : "out");
     }
-    const shape = this.root.clientWidth < 560 || this.isWall ? 0 : 170 + this.columns.size * 92, at = this.chosen(), rows = [];
+    const shape = this.root.clientWidth < 560 || this.isWall ? 0 : 170 + this.columns.size * 92;
+    const at = this.chosen(), rows = [];
     const spare = (this.canvas.clientWidth || 600) - (this.gutter + 1) * LANE - 26 - shape;
     this.room = Math.max(12, Math.floor(spare / (this.wide || 8)));
     for (let index = from; index < to; index++) rows.push(this.paintRow(index, index === at));
     this.canvas.replaceChildren(this.lanes, ...rows);
     this.draw(from, to, at);
-    attrs(grid, { "aria-rowcount": this.items.length, "aria-activedescendant": at >= from &&
-      at < to ? `${this.id}-${at}` : null });
+    attrs(grid, { "aria-rowcount": this.items.length,
+      "aria-activedescendant": at >= from && at < to ? `${this.id}-${at}` : null });
     this.lightRows();
   }
 
@@ -629,26 +621,24 @@ export class Viewer {
   }
 
   paintRow(index, picked) {
-    const { group, slots, level } = this.items[index], [slot] = slots, cell = (name, ...kids) =>
-      h(`div.f-${name}`, { role: "gridcell" }, kids);
+    const { group, slots, level } = this.items[index], [slot] = slots;
+    const cell = (name, ...kids) => h(`div.f-${name}`, { role: "gridcell" }, kids);
     const near = slots.map(({ id }) => this.around.get(id)).find(Boolean);
     const badge = near && h(`span.f-badge.${near}`, { in: "◂ input", out: "▸ reader", both: "◂▸ both" }[near]);
-    const row = h("div.f-row", { role: "row", id: `${this.id}-${index}`, "data-index": index, "aria-rowindex": index +
-      1,
-      "aria-level": level, "aria-selected": picked ? "true" : "false" }, cell("gap"));
+    const row = h("div.f-row", { role: "row", id: `${this.id}-${index}`, "data-index": index,
+      "aria-rowindex": index + 1, "aria-level": level, "aria-selected": picked ? "true" : "false" }, cell("gap"));
     row.style.transform = `translateY(${index * this.tall}px)`;
     const mark = (...names) => row.classList.add(...names);
     if (index % 2) mark("odd");
     if (picked) mark("selected");
     if (this.hits.includes(index)) mark("hit");
     if (group) {
-      const [, name, type] = this.data.paths[group.path], { times } = group,
-        live = slots.filter((one) => one.st === 0).length;
+      const [, name, type] = this.data.paths[group.path], { times } = group;
       const sums = ["+", "-", "~"].flatMap((sign) => [true, false].map((strong) => {
         const n = slots.filter((one) => one.mark === sign && one.strong === strong).length;
         return n ? h(`${strong ? "b" : "span"}.${KIND[sign]}`, `${sign === "-" ? "−" : sign}${n} `) : null;
       }));
-      const said = `${type}${times ? ` ×${times}` : ""}`, count = `${plural(live, "row")} folded`;
+      const said = `${type}${times ? ` ×${times}` : ""}`, count = `${plural(alive(slots).length, "row")} folded`;
       mark("fold");
       return add(row, { "aria-expanded": "false", "aria-label": `${name} ${said}, ${count}` }, cell("mark"),
         cell("line", "▸ ", h("span.nm", elide(name, Math.max(12, this.room - 40))), ` ${said}`,
@@ -702,8 +692,8 @@ export class Viewer {
     for (let row = 0; row < to; row++) {
       if (!inputs[row]) continue;
       const stop = Math.max(y(row), y(end[row]) - (lane[end[row]] === lane[row] ? 0 : tall * 0.8));
-      if (end[row] > row && end[row] >= from) path(`M${x(lane[row])} ${y(row)}V${stop}`,
-        `${tone(row)} ${row === selected ? "out" : ""}`);
+      if (end[row] > row && end[row] >= from)
+        path(`M${x(lane[row])} ${y(row)}V${stop}`, `${tone(row)} ${row === selected ? "out" : ""}`);
       for (const producer of row < from ? [] : inputs[row]) {
         const a = x(lane[producer]), b = x(lane[row]),
           name = producer === selected ? "out" : row === selected ? "in" : "";
@@ -716,7 +706,7 @@ export class Viewer {
       if (other !== undefined && Math.max(row, other) >= from && Math.min(row, other) < to) arc(row, other, 16, "bad");
     const here = this.place.get(this.row);
     for (const id of here === undefined ? [] : this.story.rows.get(this.row).from) {
-      const old = this.place.get(id) ?? this.ghosts.get(id);
+      const old = this.spot(id);
       if (old !== undefined && old !== here) arc(here, old, 22, "ribbon");
     }
     for (let row = from; row < to; row++) {
@@ -726,7 +716,7 @@ export class Viewer {
       const letter = group ? (group.times ? "×" : "…") : this.now(slot.id).letter;
       if (group) kids.push(svg("rect", { x: cx - r, y: y(row) - r, width: 2 * r, height: 2 * r, rx: 3,
         class: "g fold" }));
-      else kids.push(svg("circle", { cx, cy: y(row), r, class: ghost ? "g ghost" : `g o${letter === "." ? "D" : letter}` }));
+      else kids.push(svg("circle", { cx, cy: y(row), r, class: ghost ? "g ghost" : `g o${letter.replace(".", "D")}` }));
       kids.push(svg("text", { x: cx, y: y(row), class: ghost ? "ghost" : "" }, letter));
     }
     attrs(this.lanes, { width: (this.gutter + 1) * LANE, height: this.items.length * tall }).replaceChildren(...kids);
@@ -734,10 +724,9 @@ export class Viewer {
 
   // The left pane: which line, which sentence, which verdicts, and what is known of the selected row.
   tell() {
-    const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s], isPass = span &&
-      span.kind === "pass";
-    const frames = step ? step.w : story.last && !this.guessing ? story.steps[1].w.slice(0,
-      1).map(([file, , ...rest]) => [file, 0, ...rest]) : [];
+    const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s];
+    const isPass = span && span.kind === "pass", opening = story.last && !this.guessing ? story.steps[1].w : [];
+    const frames = step ? step.w : opening.slice(0, 1).map(([file, , ...rest]) => [file, 0, ...rest]);
     const level = frames[this.level] ? this.level : 0, quiet = this.opened && this.opened.quiet ? this.opened : null;
     this.head.replaceChildren(h("span", span && !isPass ? "model source" : "pass source"), ...frames.map((place, k) =>
       button(`f-frame${k === level ? ".on" : ""}`, `${place[0].split("/").pop()}${place[1] ? `:${place[1]}` : ""}`,
@@ -748,11 +737,10 @@ export class Viewer {
     this.change.replaceChildren(...(step && !quiet ? this.changed(step) : []));
     const pass = quiet || (isPass && this.step === span.last ? span : null), same = pass && pass.same, facts = [];
     const fact = (label, words, bad) => facts.push(h(`div${bad ? ".bad" : ""}`, `${label}: `, h("b", words)));
-    if (step && !quiet && !["value", "error"].includes(step.k)) fact("well formed", step.wf ? `no: ${step.wf}` : "yes",
-      step.wf);
-    if (isPass || quiet)
-      fact("same output", same ? same.text : pass ? "not checked" : "not checked inside a pass", same &&
-        same.verdict === "different");
+    if (step && !quiet && !["value", "error"].includes(step.k))
+      fact("well formed", step.wf ? `no: ${step.wf}` : "yes", step.wf);
+    const unknown = pass ? "not checked" : "not checked inside a pass";
+    if (isPass || quiet) fact("same output", same ? same.text : unknown, same && same.verdict === "different");
     if (pass && pass.kept.length)
       facts.push(h("details", h("summary", `${plural(pass.kept.length, "note")} on what ${pass.name} left alone`),
         h("ul", pass.kept.map((note) => h("li", note)))));
@@ -775,7 +763,7 @@ export class Viewer {
     for (let j = this.story.span(this.story.pass(this.step)).first; j <= this.step; j++) {
       const { w, r, m } = this.story.steps[j];
       for (const place of w) {
-        const ids = out.get(key(place)) || new Set(r === null ? [] : [r]);
+        const ids = out.get(key(place)) || new Set();
         for (const id of [r, ...m]) if (id !== null) ids.add(id);
         out.set(key(place), ids);
       }
@@ -806,7 +794,8 @@ export class Viewer {
   }
 
   changed(step) {
-    const out = [], i = this.step, both = (before, after) => {
+    const out = [], i = this.step;
+    const both = (before, after) => {
       if (before) out.push(h("div.minus", `− ${elide(before, 400)}`));
       if (after) out.push(h("div.plus", `+ ${elide(after, 400)}`));
     };
@@ -831,22 +820,19 @@ export class Viewer {
     if (v.bytes !== undefined) facts.push(`${short(v.bytes)}B, ${short(v.live_bytes ?? v.bytes)}B live`);
     if (v.seconds) facts.push(`${short(v.seconds * 1e3)} ms`);
     if (v.freed && v.freed.length) facts.push(`freed here: ${v.freed.map((id) => this.nameOf(id)).join(", ")}`);
-    const rects = bars.map((n, k) => svg("rect", { x: k * 10, y: 40 - (38 * n) / top, width: 9,
-      height: (38 * n) / top }));
-    return [...facts.map((fact) => h("div", fact)), bars.length ? svg("svg",
-      { class: "f-hist", viewBox: "0 0 160 40", role: "img",
-      "aria-label": `histogram: ${bars.join(" ")}` }, rects) : ""];
+    const rects = bars.map((n, k) => svg("path", { d: `M${k * 10} 40v${(-38 * n) / top}h9V40` }));
+    return [...facts.map((fact) => h("div", fact)), svg("svg", { class: "f-hist", viewBox: "0 0 160 40", role: "img",
+      "aria-label": `histogram: ${bars.join(" ")}` }, rects)];
   }
 
   about() {
     this.detail.hidden = this.row === null;
     if (this.row === null) return;
-    const { path, source, from } = this.story.rows.get(this.row), now = this.now(this.row), dim = (text) =>
-      h("span.dim", text);
-    const links = (label, ids) => [dim(label), ids.length ? ids.slice(0, 8).map((id) =>
-      [button("f-link", elide(this.nameOf(id), 40), `select ${this.nameOf(id)}`, () => this.select(id)),
-        " "]) : "nothing ",
-    ids.length > 8 ? `and ${ids.length - 8} more ` : ""];
+    const { path, source, from } = this.story.rows.get(this.row), now = this.now(this.row);
+    const dim = (text) => h("span.dim", text);
+    const link = (id) => [button("f-link", elide(this.nameOf(id), 40), this.nameOf(id), () => this.select(id)), " "];
+    const links = (label, ids) => [dim(label), ids.length ? ids.slice(0, 8).map(link) : "nothing ",
+      ids.length > 8 ? `and ${ids.length - 8} more ` : ""];
     const known = (id) => typeof id === "number" && this.story.rows.has(id),
       [, module, type] = this.data.paths[path] || [];
     this.detail.replaceChildren(
@@ -869,18 +855,17 @@ export class Viewer {
       chip.classList.toggle("on", k === s);
       attrs(chip, { "aria-current": k === s ? "step" : null });
     });
-    const live = this.frame.slots.filter((slot) => slot.st === 0).length;
+    const live = alive(this.frame.slots).length;
     const before = !step ? live : story.slots(s, step.k === "result" ? step.was : step.p).filter(({ born }) =>
       born < pass.first).length;
     this.counts.textContent = before === live ? plural(live, "node") : `nodes ${before} → ${live}`;
     this.strip.replaceChildren(...(pass ? pass.strip.map((text) => h("span", text)) : []));
     this.strip.hidden = !pass || !pass.strip.length;
-    const folded = this.items.reduce((sum, { group, slots }) => sum + (group ? slots.filter((one) =>
-      one.st === 0).length : 0), 0);
+    const folded = this.items.reduce((sum, { group, slots }) => sum + (group ? alive(slots).length : 0), 0);
     this.legend.replaceChildren(...Object.entries(OPS).map(([letter, name]) => h("span", h("b", letter), ` ${name}`)),
       ...["+", "-", "~"].map((sign) => h("span", h(`b.${KIND[sign]}`, sign === "-" ? "−" : sign), ` ${WORDS[sign]}`)),
-      "pale: earlier in this pass", folded ? h("b", `${plural(folded, "row")} folded`) : "",
-        this.closed ? h("b", "gaps closed") : "");
+      "pale: earlier in this pass", h("b", folded ? `${plural(folded, "row")} folded` : ""),
+      h("b", this.closed ? "gaps closed" : ""));
     const label = step ? `step ${this.step} of ${story.last} · ${elide(step.c, 48)}`
       : `start, ${plural(story.last, "step")}`;
     this.slider.value = this.step;
@@ -905,8 +890,8 @@ export class Viewer {
     if (typeof what === "string") {
       const at = what.slice(1), span = this.story.span(this.story.pass(this.step));
       for (const id of (what[0] === "p" && this.edited().get(at)) || []) ids.add(id);
-      if (what[0] === "u" || span.kind !== "pass") for (const { id } of this.frame.slots) if (this.made(id,
-        at)) ids.add(id);
+      if (what[0] === "u" || span.kind !== "pass")
+        for (const { id } of this.frame.slots) if (this.made(id, at)) ids.add(id);
       lines.add(what);
     } else if (what && !what.group) {
       const { id } = what.slots[0];
@@ -922,8 +907,8 @@ export class Viewer {
     const { ids, lines } = this.lights || { ids: new Set(), lines: new Set() };
     for (const row of this.canvas.querySelectorAll("[data-index]"))
       row.classList.toggle("lit", this.items[row.dataset.index].slots.some(({ id }) => ids.has(id)));
-    for (const line of this.root.querySelectorAll("[data-line]")) line.classList.toggle("lit",
-      lines.has(line.dataset.line));
+    for (const line of this.root.querySelectorAll("[data-line]"))
+      line.classList.toggle("lit", lines.has(line.dataset.line));
   }
 
   chooseLine(line) {
@@ -931,7 +916,7 @@ export class Viewer {
     if (this.guessing && line[0] === "p") { this.judge(null, at); return; }
     const ids = line[0] === "p" ? [...(this.edited().get(at) || [])] : [];
     const found = [...ids, ...this.frame.slots.map(({ id }) => id).filter((id) => this.made(id, at))].find((id) =>
-      this.place.has(id) || this.ghosts.has(id));
+      this.spot(id) !== undefined);
     if (found !== undefined) this.select(found);
   }
 
@@ -993,9 +978,8 @@ export class Viewer {
 
   // Any edit that the pass may do next in the same match is a right guess.
   judge(kind, line) {
-    const next = this.story.match(this.step), right = next.find(({ w, k, r, m, e }) =>
-      (line ? w.some((place) => key(place) === line) : k === kind && [r, ...m,
-        ...(e ? [e[2]] : [])].includes(this.row)));
+    const next = this.story.match(this.step), right = next.find(({ w, k, r, m, e = [] }) =>
+      (line ? w.some((place) => key(place) === line) : k === kind && [r, ...m, e[2]].includes(this.row)));
     this.judged = { right,
       text: right ? `Yes: ${right.t}` : `Not next. What comes: ${next.length ? next[0].t : "nothing"}` };
     this.tell();

@@ -1,0 +1,142 @@
+"""How does the program look as the classic picture of boxes and arrows?
+
+The explorer draws a graph beside its code; this is the other way, through the graphviz package, for
+graphs of up to 2,000 nodes. The system's `dot` does the layout when there is one, otherwise the
+program of the `graphviz-pure` wheel.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxlab.explorer.drawing import GLYPHS, elide
+from fxlab.explorer.frames import LETTERS
+from fxlab.explorer.sentences import target_text
+
+if TYPE_CHECKING:
+    from graphviz import Digraph
+
+    from fxlab.explorer.timeline import Timeline
+
+LIMIT = 2_000
+SECONDS = 60
+NO_PROGRAM = (
+    "no graphviz program here; `pip install graphviz-pure` brings one, or install Graphviz itself"
+)
+
+
+def timeline_dot(timeline: Timeline, index: int) -> Digraph:
+    """The program after step `index` as a graphviz graph.
+
+    Args:
+        timeline: The story.
+        index: The step, 0 for the start.
+
+    Raises:
+        ValueError: The program has more than 2,000 nodes.
+    """
+    frame = timeline.frame(index)
+    nodes = [
+        (row, state.letter, state.name, target_text(state.op, state.target), timeline.shape(row))
+        for row, state in frame.rows.items()
+    ]
+    edges = [(source, row) for row in frame.rows for source in frame.inputs(row)]
+    changed = {change.row for change in timeline.changes(index)} if index else set()
+    return _digraph(nodes, edges, changed)
+
+
+def graph_dot(graph: Any) -> Digraph:
+    """A Graph or GraphModule (ours or torch.fx's) as a graphviz graph.
+
+    Raises:
+        ValueError: The graph has more than 2,000 nodes.
+    """
+    graph = getattr(graph, "graph", graph)
+    nodes, edges = [], []
+    for node in graph.nodes:
+        target = node.target if isinstance(node.target, str) else _callable_name(node.target)
+        shape = node.meta.get("shape", "")
+        letter = LETTERS.get(node.op, "?")
+        nodes.append((node.name, letter, node.name, target_text(node.op, target), str(shape)))
+        edges += [(source.name, node.name) for source in node.all_input_nodes]
+    return _digraph(nodes, edges, set())
+
+
+def _callable_name(target: Any) -> str:
+    module = getattr(target, "__module__", "") or ""
+    name = getattr(target, "__qualname__", getattr(target, "__name__", repr(target)))
+    return f"{module}.{name}" if module else str(name)
+
+
+def _digraph(nodes: list[tuple], edges: list[tuple], changed: set) -> Digraph:
+    from graphviz import Digraph, escape, nohtml
+
+    if len(nodes) > LIMIT:
+        raise ValueError(f"{len(nodes)} nodes; the picture is drawn for up to {LIMIT}")
+    dot = Digraph(node_attr={"fontname": "Helvetica", "fontsize": "11", "shape": "box"})
+    place = {}
+    for number, (key, letter, name, target, shape) in enumerate(nodes):
+        place[key] = f"n{number}"
+        lines = [f"{letter}  {elide(name, 40)}", elide(target, 48), elide(shape, 40)]
+        text = "\n".join(line for line in lines if line)
+        # escape() keeps backslashes, quotes and <...> of a model's names from meaning anything.
+        dot.node(
+            place[key],
+            nohtml(escape(text).replace("\n", "\\n")),
+            color=GLYPHS.get(letter, "#566173"),
+            style="rounded,bold" if key in changed else "rounded",
+            penwidth="3" if key in changed else "1",
+        )
+    for source, row in edges:
+        if source in place and row in place:
+            dot.edge(place[source], place[row], color="#566173")
+    return dot
+
+
+def timeline_svg(timeline: Timeline, index: int) -> str:
+    """The classic picture of a step as SVG text.
+
+    Raises:
+        ValueError: The program has more than 2,000 nodes.
+        OSError: No graphviz program is installed, or it failed.
+    """
+    return render(timeline_dot(timeline, index))
+
+
+def render(dot: Digraph, form: str = "svg") -> str:
+    """Lay a graphviz graph out, with `dot` or `graphviz-pure`, whichever is there.
+
+    Args:
+        dot: The graph.
+        form: An output format in text, such as svg.
+
+    Raises:
+        OSError: No graphviz program is installed, or it failed.
+    """
+    program = layout_program()
+    if program is None:
+        raise OSError(NO_PROGRAM)
+    done = subprocess.run(
+        [program, f"-T{form}"],
+        input=dot.source.encode("utf-8", "replace"),
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise OSError(f"{Path(program).name} failed: {done.stderr.decode(errors='replace')[:400]}")
+    return done.stdout.decode("utf-8")
+
+
+def layout_program() -> str | None:
+    """The program that lays graphs out: the system's `dot`, else `graphviz-pure`, else None."""
+    beside = Path(sys.executable).parent
+    for name in ("dot", "graphviz-pure"):
+        found = shutil.which(name) or shutil.which(name, path=str(beside))
+        if found is not None:
+            return found
+    return None
