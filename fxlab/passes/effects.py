@@ -21,29 +21,13 @@ from fxlab.core.purity import effect
 from fxlab.passes.alias import makes_new_value
 from fxlab.passes.base import REGION_BORDERS
 
-__all__ = ["AliasClasses", "is_random", "mutated_inputs", "order_constraints"]
+__all__ = ["AliasClasses", "mutated_inputs", "order_constraints"]
 
-_INPLACE_OPERATORS = {
-    getattr(operator, name)
-    for name in [
-        "iadd",
-        "isub",
-        "imul",
-        "itruediv",
-        "ifloordiv",
-        "imod",
-        "ipow",
-        "iand",
-        "ior",
-        "ixor",
-        "ilshift",
-        "irshift",
-        "imatmul",
-        "iconcat",
-        "setitem",
-        "delitem",
-    ]
-}
+_INPLACE_NAMES = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
+    *("ilshift", "irshift", "imatmul", "iconcat", "setitem", "delitem"),
+)
+_INPLACE_OPERATORS = {getattr(operator, name) for name in _INPLACE_NAMES}
 _INPLACE_DUNDERS = {f"__{op.__name__}__" for op in _INPLACE_OPERATORS}
 
 
@@ -118,11 +102,6 @@ def mutated_inputs(node: Node, gm: GraphModule | None = None) -> list[Node]:
     return [value for value in written if isinstance(value, Node)]
 
 
-def is_random(node: Node, gm: GraphModule | None = None) -> bool:
-    """Say whether the node's only effect is to draw random numbers: its place decides which."""
-    return effect(node, gm) is not None and effect(node, gm, impure_random=False) is None
-
-
 class AliasClasses:
     """Groups of nodes whose values may share memory, by union-find over the graph in one walk.
 
@@ -142,10 +121,8 @@ class AliasClasses:
             if node.op == "get_attr":
                 self._union(node, attributes.setdefault(str(node.target), node))
             elif node.op not in ("placeholder", "output"):
-                same = list(mutated_inputs(node, gm))
-                if not makes_new_value(node, gm):
-                    same.extend(node.all_input_nodes)
-                for other in same:
+                fresh = makes_new_value(node, gm)
+                for other in mutated_inputs(node, gm) if fresh else node.all_input_nodes:
                     self._union(node, other)
 
     def find(self, node: Node) -> Node:
@@ -169,8 +146,9 @@ def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tu
 
     Returns:
         ``(hard, soft)``: pairs ``(before, after)``. Hard ones follow from writes to memory and
-        from effects on the world (printing, state of a module); soft ones only decide which random
-        numbers a node draws. Linear in nodes and edges.
+        from effects on the world (printing, state of a module); soft ones decide which random
+        numbers a node draws, or hold if unknown code writes to its inputs. Linear in nodes and
+        edges.
 
     Example:
         >>> import fxlab, torch
@@ -183,35 +161,53 @@ def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tu
         [(add, mul_)]
     """
     nodes = list(gm.graph.nodes)
-    writes = {node: found for node in nodes if (found := mutated_inputs(node, gm))}
     hard: list[tuple[Node, Node]] = []
     soft: list[tuple[Node, Node]] = []
+    impure = _effects(nodes, gm)
+    writes = {node: values for node, (_, values, _) in impure.items() if values}
     aliases = AliasClasses(gm) if writes else None
     last_write: dict[Node, Node] = {}
     readers: dict[Node, list[Node]] = {}
-    last_effect: Node | None = None
-    last_random: Node | None = None
+    last_of: dict[str, Node] = {}
     for node in nodes:
         if node.op in ("placeholder", "get_attr", "output") or node.target in REGION_BORDERS:
             continue
+        chain, values, surely = impure.get(node, (None, (), True))
         if aliases is not None:
-            written = {aliases.find(value) for value in writes.get(node, ())}
+            written = {aliases.find(value) for value in values}
             for read in {aliases.find(value): None for value in node.all_input_nodes}:
-                if read in last_write and last_write[read] not in node.all_input_nodes:
-                    hard.append((last_write[read], node))
+                before = last_write.get(read)
+                if before is not None and before not in node.all_input_nodes:
+                    both_sure = surely and impure[before][2]
+                    (hard if both_sure else soft).append((before, node))
                 if read not in written:
                     readers.setdefault(read, []).append(node)
             for value in written:
-                hard.extend((reader, node) for reader in readers.pop(value, ()))
+                (hard if surely else soft).extend((r, node) for r in readers.pop(value, ()))
                 last_write[value] = node
-        if node in writes or effect(node, gm) is None:
-            continue
-        if effect(node, gm, impure_random=False) is None:
-            if last_random is not None:
-                soft.append((last_random, node))
-            last_random = node
-        else:
-            if last_effect is not None:
-                hard.append((last_effect, node))
-            last_effect = node
+        if chain is not None:
+            if chain in last_of:
+                (soft if chain == "random" else hard).append((last_of[chain], node))
+            last_of[chain] = node
     return hard, soft
+
+
+def _effects(nodes: list[Node], gm: GraphModule) -> dict[Node, tuple[str | None, list[Node], bool]]:
+    """Each impure node -> (the order it must keep, values it writes, whether it surely writes).
+
+    The order is ``"world"`` (effects outside the graph), ``"random"`` or None. Code that is not
+    known may write to its inputs or not.
+    """
+    found: dict[Node, tuple[str | None, list[Node], bool]] = {}
+    for node in nodes:
+        if node.op in ("placeholder", "get_attr", "output") or effect(node, gm) is None:
+            continue
+        reason = effect(node, gm, impure_random=False)
+        if values := mutated_inputs(node, gm):
+            found[node] = (None, values, True)
+        elif reason is None:
+            found[node] = ("random", [], True)
+        else:
+            unknown = "not known to be pure" in reason
+            found[node] = ("world", list(node.all_input_nodes) if unknown else [], not unknown)
+    return found

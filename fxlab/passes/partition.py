@@ -10,7 +10,10 @@ cycle, and a path with k phases needs k parts, so no cut has fewer. One walk ove
 from __future__ import annotations
 
 import abc
+import functools
+import itertools
 import operator
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +41,12 @@ Predicate = Callable[[Mapping[str, torch.nn.Module], Node], bool]
 
 
 def _qualified_name(function: Any) -> str:
+    if isinstance(function, types.BuiltinFunctionType):
+        return _builtin_name(function)
+    return _name_of(function)
+
+
+def _name_of(function: Any) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     module = getattr(function, "__module__", None) or "torch"
     if getattr(torch, name, None) is function:
@@ -45,6 +54,9 @@ def _qualified_name(function: Any) -> str:
     elif getattr(torch.nn.functional, name, None) is function:
         module = "torch.nn.functional"
     return f"{module.replace('torch._ops', 'torch.ops')}.{name}"
+
+
+_builtin_name = functools.lru_cache(maxsize=4096)(_name_of)
 
 
 def get_node_target(submodules: Mapping[str, torch.nn.Module], node: Node) -> str:
@@ -293,6 +305,7 @@ class CapabilityBasedPartitioner:
         self.skip_horizontal_fusion = skip_horizontal_fusion
         self.min_partition_size = min_partition_size
         self.reasons: dict[str, str] = {}
+        self._constraints: tuple[int, Any] = (-1, None)
 
     def propose_partitions(self) -> list[Partition]:
         """Return the parts, first to be called first; `reasons` says why nodes are in none."""
@@ -345,8 +358,9 @@ class CapabilityBasedPartitioner:
     ) -> tuple[dict[Node, int], Callable[[Node], Any]]:
         """Phase of each node, and the connected component of supported nodes of one phase."""
         hidden: dict[Node, list[Node]] = {}
-        hard, soft = order_constraints(self.graph_module)
-        for before, after in (*hard, *soft):
+        constraints = order_constraints(self.graph_module)
+        self._constraints = (self.graph_module.graph.version, constraints)
+        for before, after in itertools.chain(*constraints):
             hidden.setdefault(after, []).append(before)
         phase: dict[Node, int] = {}
         parent: dict[Node, Node] = {node: node for node in supported}
@@ -358,13 +372,13 @@ class CapabilityBasedPartitioner:
             return node
 
         for node in nodes:
-            here = 0
+            inside = node in supported
+            here = 0 if inside else -1  # -1: nothing supported comes before
             inputs = (*node.all_input_nodes, *hidden.get(node, ()))
             for value in inputs:
-                step = node in supported and value not in supported and value.op in _CALLABLE_OPS
-                here = max(here, phase[value] + step)
+                here = max(here, phase[value] + (inside and value not in supported))
             phase[node] = here
-            if node in supported:
+            if inside:
                 for value in inputs:
                     if value in supported and phase[value] == here:
                         parent[find(value)] = find(node)
@@ -394,7 +408,13 @@ class CapabilityBasedPartitioner:
         for index, partition in enumerate(partitions):
             part = split.Partition(str(index), f"{prefix}{index}")
             part_of.update(dict.fromkeys(partition.nodes, part))
-        fused = split.split_nodes(self.graph_module, part_of, report_as=report_as)
+        version, constraints = self._constraints
+        fused = split.split_nodes(
+            self.graph_module,
+            part_of,
+            report_as=report_as,
+            constraints=constraints if version == self.graph_module.graph.version else None,
+        )
         report = fused.meta["reports"][report_as]
         left = {n.name for n in self.graph_module.graph.nodes if n not in part_of}
         report["kept"] += [f"{name} left: {why}" for name, why in self.reasons.items()]

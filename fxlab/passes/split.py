@@ -17,7 +17,7 @@ import torch
 from fxlab.core.errors import RewriteError
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.node import Node
+from fxlab.core.node import Node, add_ancestors
 from fxlab.passes.base import as_pass, report
 from fxlab.passes.effects import order_constraints
 from fxlab.passes.order import Regions, RegionWriter, topological_order, unit_name
@@ -129,6 +129,7 @@ def split_nodes(
     tuple_return: bool = False,
     qualname_map: dict[str, str] | None = None,
     report_as: str = "split_module",
+    constraints: tuple[list[tuple[Node, Node]], list[tuple[Node, Node]]] | None = None,
 ) -> GraphModule:
     """Return a new module in which each part of `gm` is a GraphModule called in a valid order.
 
@@ -148,6 +149,7 @@ def split_nodes(
         tuple_return: whether a part with one output returns a tuple, too.
         qualname_map: filled with ``"<part>.<path>" -> "<old path>"``.
         report_as: the key of the report in ``meta["reports"]``.
+        constraints: what `order_constraints` says of `gm`, when the caller has it already.
 
     Returns:
         The outer GraphModule. ``meta["partition_names"]`` are its parts, and the report lists
@@ -190,7 +192,7 @@ def split_nodes(
             if source is not unit and not _is_leaf_input(value) and node is not output:
                 edges.setdefault(source, {}).setdefault(unit, (value, node))
     notes: list[str] = []
-    hard, soft = order_constraints(gm)
+    hard, soft = order_constraints(gm) if constraints is None else constraints
     for before, after in hard:
         a, b = part_of.get(before, before), part_of.get(after, after)
         if a is not b:
@@ -288,7 +290,7 @@ def _ordered(
             return topological_order(units, wanted)
         except RewriteError as error:
             order = topological_order(units, edges)
-            notes.append(f"random numbers are drawn in another order: {error.message}")
+            notes.append(f"random numbers or unknown code run in another order: {error.message}")
             return order
     return topological_order(units, edges)
 
@@ -306,6 +308,13 @@ def _check_order(units: list[Any], edges: dict[Any, dict[Any, tuple[Node, Node]]
                 )
 
 
+def _describe(new: Node, value: Node) -> None:
+    """Give a node that hands a value on what is known of that value."""
+    meta = {k: v for k, v in value.meta.items() if k not in ("param_kind", "param_default")}
+    new.meta = {**meta, **new.meta}
+    add_ancestors(new, [value])
+
+
 def _fill_part(
     gm: GraphModule,
     part: Partition,
@@ -319,7 +328,7 @@ def _fill_part(
     for index, value in enumerate(part.inputs):
         name = value.name if keep_input_name else f"arg_{index}"
         env[value] = part.graph.placeholder(name, type_expr=value.type)
-        env[value].meta.update(value.meta)
+        _describe(env[value], value)
     for value in part.attributes:
         path = str(value.target)
         env[value] = part.graph.node_copy(value)
@@ -352,12 +361,12 @@ def _call_part(
     call = base.call_module(part.submod_name, tuple(env[value] for value in part.inputs))
     if len(part.outputs) == 1 and not tuple_return:
         (value,) = part.outputs
-        call.meta.update({k: v for k, v in value.meta.items() if k in ("tensor_meta", "val")})
+        _describe(call, value)
         env[value] = call
         return
     for index, value in enumerate(part.outputs):
         item = base.call_function(operator.getitem, (call, index))
-        item.meta.update(value.meta)
+        _describe(item, value)
         env[value] = item
 
 
