@@ -12,7 +12,6 @@ import inspect
 import linecache
 import math
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxlab.core.errors import cell_name
 from fxlab.core.graph import shape_text
 from fxlab.core.node import Node, target_text
 from fxlab.explorer.timeline import Place, Source
@@ -166,16 +166,6 @@ def relative_file(file: str) -> str:
 def scrubbed(text: str) -> str:
     """A text with every absolute path in it made relative."""
     return ABSOLUTE.sub(lambda found: relative_file(found[0]), text)
-
-
-def cell_name(file: str) -> str | None:
-    """`In[7]` for the file name under which IPython compiled a notebook cell, else None."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    name = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
-    if name is not None:
-        return name[1]
-    return "In[?]" if "ipykernel_" in file or file.startswith("<ipython-input") else None
 
 
 class Places:

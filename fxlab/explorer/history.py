@@ -11,22 +11,17 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fxlab.core.graph import shape_text
-from fxlab.core.node import Node
 from fxlab.explorer import sentences
-from fxlab.explorer.encode import Places, annotation, encode, scrubbed, state_json
-from fxlab.explorer.frames import State, rows_in_state, substitute, substitute_kwargs
-from fxlab.explorer.record import MISSING, Event, Recorder, Span, Watched, run_pass
-from fxlab.explorer.sentences import value_sentence
+from fxlab.explorer.ancestry import ancestor_ids, ancestors_of, module_stack, node_id, pair_rows
+from fxlab.explorer.edits import EditWriter
+from fxlab.explorer.encode import Places, scrubbed
+from fxlab.explorer.events import Event, Span, Watched
+from fxlab.explorer.record import Recorder, run_pass
 from fxlab.explorer.timeline import Edit, PassSpan, Place, Program, Row, Step, Timeline
 
 if TYPE_CHECKING:
     from fxlab.explorer.hunt import Bisection
-
-NODES = (Node, torch.fx.Node)
-NOTHING: dict[str, Any] = {}
 
 
 class RecordedTimeline(Timeline):
@@ -49,8 +44,16 @@ class RecordedTimeline(Timeline):
             self._checked = 0
             self._writer = Writer(self, recorder)
             self._writer.write()
-            error = recorder.error
-            self.error = None if error is None else scrubbed(f"{type(error).__name__}: {error}")
+
+    @property
+    def error(self) -> str | None:
+        """What ended the recording, or None."""
+        error = self.recorder.error
+        return None if error is None else scrubbed(f"{type(error).__name__}: {error}")
+
+    @error.setter
+    def error(self, text: str | None) -> None:
+        """The recorder knows; what a plain timeline would be told is passed over."""
 
     @property
     def writer(self) -> Writer:
@@ -110,20 +113,14 @@ class RecordedTimeline(Timeline):
         return module_at(self, index)
 
 
-class Writer:
+class Writer(EditWriter):
     """Turns the events of one recorder into the fields of a Timeline."""
 
     def __init__(self, timeline: Timeline, recorder: Recorder) -> None:
-        self.timeline, self.recorder = timeline, recorder
+        super().__init__(timeline)
+        self.recorder = recorder
         self.places = Places(timeline._places, timeline.sources)
-        self.row_of: dict[Any, int] = {}
-        self.node_of: list[Any] = []
-        self.row_by_node_id: dict[int, int] = {}
         self.ids: dict[Any, str] = {}
-        self.live: dict[str, dict[int, State]] = {}
-        self.readers: dict[int, dict[int, None]] = {}
-        self.names: list[str] = []
-        self.mentions: list[dict[str, int]] = []
         self.event_of_step: list[int | None] = []
         self.previous_file: str | None = None
 
@@ -153,16 +150,6 @@ class Writer:
             self._write_span(loose, done, len(self.recorder.events))
 
     # -- programs and rows --------------------------------------------------------------------
-
-    def _number(self, node: Any) -> int:
-        row = self.row_of.get(node)
-        if row is None:
-            row = self.row_of[node] = len(self.node_of)
-            self.node_of.append(node)
-            self.names.append("")
-            self.mentions.append({"row": row})
-            self.row_by_node_id[node_id(node)] = row
-        return row
 
     def _choose_programs(self) -> None:
         """A graph is a program if it was recorded from the start, or descends from one."""
@@ -201,31 +188,6 @@ class Writer:
         title = self.timeline.title if name == "p0" else type_name(watched) or name
         return Program(name, title, made_from, watched.path, first, dict(watched.modules))
 
-    def _state(self, fields: tuple[Any, ...]) -> State:
-        _, name, op, target, args, kwargs, annotated = fields[:7]
-        return State(
-            name,
-            op,
-            sentences.target_name(target),
-            [self._encode(one) for one in args],
-            {key: self._encode(one) for key, one in kwargs.items()} if kwargs else NOTHING,
-            annotation(annotated),
-        )
-
-    def _encode(self, value: Any) -> Any:
-        """A value of the schema; the many mentions of a node share one dict."""
-        row = self.row_of.get(value) if isinstance(value, NODES) else None
-        return encode(value, self._row) if row is None else self.mentions[row]
-
-    def _row(self, node: Any) -> int:
-        """The row of a node; one that was never heard of (another graph's) gets a row too."""
-        row = self.row_of.get(node)
-        if row is None:
-            row = self._number(node)
-            self.names[row] = node.name
-            self.timeline._rows[row] = Row(row, "p0")
-        return row
-
     def _write_rows(self) -> None:
         owners: dict[int, str] = {}
         shapes: dict[int, Any] = {}
@@ -261,31 +223,6 @@ class Writer:
         }
 
     # -- state while writing ------------------------------------------------------------------
-
-    def _enter(self, row: int, state: State) -> None:
-        self.names[row] = state.name
-        for source in rows_in_state(state):
-            self.readers.setdefault(source, {})[row] = None
-
-    def _leave(self, row: int, state: State) -> None:
-        for source in rows_in_state(state):
-            self.readers.get(source, {}).pop(row, None)
-
-    def _set(self, program: str, row: int, state: State | None) -> None:
-        old = self.live[program].get(row)
-        if old is not None:
-            self._leave(row, old)
-        if state is None:
-            self.live[program].pop(row, None)
-        else:
-            self.live[program][row] = state
-            self._enter(row, state)
-
-    def _name(self, row: int) -> str:
-        return self.names[row]
-
-    def _position(self, node: Any) -> int | None:
-        return self.row_of.get(node)
 
     # -- passes and steps ---------------------------------------------------------------------
 
@@ -372,8 +309,11 @@ class Writer:
         if span.changed:
             return f"{span.name}: {plural(steps, 'edit')}, {before} -> {plural(after, 'node')}"
         live = self.live.get(span.program, {})
-        unread = [row for row, state in live.items()
-                  if state.op not in ("output", "placeholder") and not self.readers.get(row)]  # fmt: skip
+        unread = [
+            row
+            for row, state in live.items()
+            if state.op not in ("output", "placeholder") and not self.readers.get(row)
+        ]
         if span.kept:
             return f"{span.name} changed nothing: {span.kept[0]}"
         if not unread:
@@ -444,140 +384,6 @@ class Writer:
     def _program_called(self, name: str) -> Program:
         return next(one for one in self.timeline._programs if one.id == name)
 
-    def _edit(self, event: Event, program: str) -> tuple[Edit, str, str] | None:
-        kind = event.kind
-        if kind in ("module", "attr"):
-            return self._state_edit(event, program)
-        if kind in ("value", "error"):
-            row = self.row_of.get(event.node)
-            name = "error" if row is None else self.names[row]
-            fields, text = event.after["json"], event.after["text"]
-            if kind == "value":
-                freed = [self.row_of[one] for one in event.after["freed"] if one in self.row_of]
-                fields = {**fields, "freed": freed}
-                text = value_sentence(name, fields, [self.names[one] for one in freed])
-            return Edit(kind, program, row, None, fields), text, name
-        row = self.row_of.get(event.node)
-        live = self.live[program]
-        if row is None or (kind != "create" and row not in live):
-            return None
-        method = getattr(self, f"_edit_{kind}", None)
-        if method is None:
-            return None
-        made = method(event, program, row)
-        if event.after is not None and event.after.get("by") == "snapshot" and made[0].after:
-            made[0].after["by"] = "snapshot"
-        return made
-
-    def _edit_create(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        assert event.born is not None
-        state = self._state(event.born)
-        self._set(program, row, state)
-        position = self._position(event.after["prev"])
-        code = sentences.text_of(sentences.expression(state), self._name)
-        after = None if position is None else self.names[position]
-        text = sentences.created(state, code, after)
-        fields = {"position": position, **state._asdict()}
-        return Edit("create", program, row, None, fields), text, state.name
-
-    def _edit_erase(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        state = self.live[program][row]
-        code = sentences.text_of(sentences.expression(state), self._name)
-        readers = [self.names[one] for one in self.readers.get(row, {}) if one != row]
-        self._set(program, row, None)
-        fields = {"position": self._position(event.before["prev"]), **state._asdict()}
-        text = sentences.erased(state.name, code, readers)
-        return Edit("erase", program, row, fields, None), text, state.name
-
-    def _edit_move(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        before = self._position(event.before["prev"])
-        after = self._position(event.after["prev"])
-        text = sentences.moved(
-            self.names[row],
-            None if before is None else self.names[before],
-            None if after is None else self.names[after],
-        )
-        return (
-            Edit("move", program, row, {"position": before}, {"position": after}),
-            text,
-            self.names[row],
-        )
-
-    def _edit_args(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        old = self.live[program][row]
-        new = old._replace(
-            args=[self._encode(one) for one in event.after["args"]],
-            kwargs={key: self._encode(one) for key, one in event.after["kwargs"].items()},
-        )
-        self._set(program, row, new)
-        text = sentences.rewritten(old.name, old, new, self._name)
-        before = {"args": old.args, "kwargs": old.kwargs}
-        after = {"args": new.args, "kwargs": new.kwargs}
-        return Edit("args", program, row, before, after), text, old.name
-
-    def _edit_target(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        old = self.live[program][row]
-        target = sentences.target_name(event.after["target"])
-        new = old._replace(op=event.after["op"], target=target)
-        self._set(program, row, new)
-        before, after = {"op": old.op, "target": old.target}, {"op": new.op, "target": target}
-        text = sentences.retargeted(old.name, old, new)
-        return Edit("target", program, row, before, after), text, old.name
-
-    def _edit_type(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        old = self.live[program][row]
-        new = old._replace(type=annotation(event.after["type"]))
-        self._set(program, row, new)
-        text = sentences.retargeted(old.name, old, new)
-        edit = Edit("target", program, row, {"type": old.type}, {"type": new.type})
-        return edit, text, old.name
-
-    def _edit_rename(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        old = self.live[program][row]
-        new = old._replace(name=event.after["name"])
-        self._set(program, row, new)
-        text = sentences.renamed(old.name, new.name)
-        edit = Edit("rename", program, row, {"name": old.name}, {"name": new.name})
-        return edit, text, new.name
-
-    def _edit_reroute(self, event: Event, program: str, row: int) -> tuple[Edit, str, str]:
-        to = self._row(event.after["to"])
-        users, before = [], []
-        for user, _, _ in event.before["users"]:
-            one = self.row_of.get(user)
-            if one is None or one not in self.live[program]:
-                continue
-            old = self.live[program][one]
-            users.append(one)
-            before.append([one, old.args, old.kwargs])
-            self._set(program, one, old._replace(
-                args=substitute(old.args, row, to), kwargs=substitute_kwargs(old.kwargs, row, to)
-            ))  # fmt: skip
-        left = [self.names[one] for one in self.readers.get(row, {})]
-        text = sentences.rerouted(
-            self.names[row], self.names[to], [self.names[one] for one in users], left
-        )
-        edit = Edit("reroute", program, row, {"users": before}, {"to": to, "users": users})
-        return edit, text, self.names[row]
-
-    def _state_edit(self, event: Event, program: str) -> tuple[Edit, str, str] | None:
-        path = event.after["path"]
-        old, new = event.before["value"], event.after["value"]
-        before: dict[str, Any] = {"path": path, "value": live_json(old)}
-        after: dict[str, Any] = {"path": path, "value": live_json(new)}
-        if event.node == "snapshot":
-            after["by"] = "snapshot"
-        if event.after.get("written"):
-            text = f"{sentences.path_text(path)}: its numbers were written over in place"
-        else:
-            text = sentences.restated(event.kind, before, after)
-        return Edit(event.kind, program, None, before, after), text, path
-
-
-def live_json(value: Any) -> dict[str, Any] | None:
-    """`state_json`, with null for what was not there."""
-    return None if value is MISSING else state_json(value)
-
 
 def lint_text(graph: Any) -> str | None:
     """What `graph.lint()` complains of, or None."""
@@ -586,37 +392,6 @@ def lint_text(graph: Any) -> str | None:
     except (RuntimeError, ValueError, AssertionError) as error:
         return str(error)
     return None
-
-
-def node_id(node: Any) -> int:
-    """A number for a node: its own `id`, or for torch.fx's nodes one that no fxlab node has."""
-    own = getattr(node, "id", None)
-    return own if isinstance(own, int) else -id(node)
-
-
-def ancestors_of(meta: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    """The provenance of a node, whatever kind it is."""
-    found = meta.get("from", ())
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, tuple) else []
-
-
-def ancestor_ids(node: Any) -> list[int]:
-    """The ids of a node's ancestors, nearest first."""
-    found = [one["id"] for one in ancestors_of(node.meta) if "id" in one]
-    origin = node.meta.get("fxlab_origin")
-    return [*found, node_id(origin)] if origin is not None else found
-
-
-def module_stack(meta: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`nn_module_stack` as (path, type name) pairs, outermost first."""
-    pairs = []
-    stack = meta.get("nn_module_stack")
-    for value in stack.values() if isinstance(stack, dict) else ():
-        if isinstance(value, tuple) and len(value) == 2:
-            kind = value[1]
-            name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-            pairs.append((str(value[0]), name.rpartition(".")[2]))
-    return tuple(pairs)
 
 
 def type_name(watched: Watched) -> str:
@@ -632,26 +407,6 @@ def submodule(root: Any, path: str) -> Any:
     for atom in path.split("."):
         root = getattr(root, "_modules", {}).get(atom)
     return root
-
-
-def pair_rows(
-    timeline: Timeline, old: dict[int, State], new: dict[int, State]
-) -> list[tuple[int, int]]:
-    """Which row of the new program stands for which of the old: by ancestry, then by meaning."""
-    pairs: dict[int, int] = {}
-    taken: set[int] = set()
-    for row in new:
-        for one in timeline._rows[row].ancestors:
-            if one["row"] in old and one["row"] not in taken:
-                pairs[row] = one["row"]
-                taken.add(one["row"])
-                break
-    by_meaning = {(s.name, s.op, s.target): row for row, s in old.items() if row not in taken}
-    for row, state in new.items():
-        other = by_meaning.pop((state.name, state.op, state.target), None)
-        if row not in pairs and other is not None:
-            pairs[row] = other
-    return [(pairs[row], row) for row in new if row in pairs]
 
 
 def plural(count: int, noun: str) -> str:

@@ -1,7 +1,7 @@
 """Which edit broke the program, and what did another history do differently?
 
-A pass that is right is wrong in the middle of every match: the weights are folded already, the batch
-norm is still there. So failing is not monotone, and a binary search would accuse right edits.
+A right pass is wrong in the middle of every match: the weights are folded already, the batch norm
+is still there. So failing is not monotone, and a binary search would accuse right edits.
 `bisect` looks for the last run of failing frames that never passes again.
 """
 
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fxlab.core.errors import TimelineError
@@ -70,7 +71,7 @@ def bisect(timeline: RecordedTimeline, check: Check) -> Bisection:
     known = [index for index, one in enumerate(verdicts) if one is not None]
     skipped = len(verdicts) - len(known)
     runs = sum(
-        1 for one, other in zip(known, known[1:], strict=False)
+        1 for one, other in pairwise(known)
         if verdicts[one] is False and verdicts[other]
     )  # fmt: skip
     if not known or verdicts[known[-1]]:
@@ -155,7 +156,7 @@ class HistoryDifference:
 
 
 def diff(one: Timeline, other: Timeline) -> HistoryDifference:
-    """Compare two histories; rows are matched by name, since their numbers are a recording's own."""
+    """Compare two histories; rows are matched by name, for their numbers are a recording's own."""
     a, b = [fact(one, step) for step in one.steps], [fact(other, step) for step in other.steps]
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:

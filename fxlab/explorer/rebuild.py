@@ -16,10 +16,12 @@ from torch import nn
 from fxlab.core.errors import TimelineError
 from fxlab.core.graph import Graph
 from fxlab.core.node import map_arg
-from fxlab.explorer.record import Event, Recorder, Watched, set_state
+from fxlab.explorer.events import Event, Watched
+from fxlab.explorer.state import set_state
 
 if TYPE_CHECKING:
     from fxlab.explorer.history import RecordedTimeline
+    from fxlab.explorer.record import Recorder
 
 
 class LiveReplay:

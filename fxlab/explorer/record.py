@@ -17,9 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,140 +28,25 @@ from fxlab.core import graph as core_graph
 from fxlab.core.errors import EditLimitError, RewriteError, call_site
 from fxlab.core.graph import MISSING, Graph, made_by
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.node import Node
 from fxlab.explorer.encode import sample
+from fxlab.explorer.events import (
+    Boundary,
+    Event,
+    Span,
+    Watched,
+    born_now,
+    born_of,
+    is_lazy,
+    known_value,
+    measured_cost,
+    new_event,
+)
+from fxlab.explorer.state import State, look_at, module_names, set_state
 
 GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
 CONTEXTLIB = contextlib.__file__
 _makers = core_graph._makers
 COPY_CODE = Graph._copy_into.__code__
-
-
-class Event(NamedTuple):
-    """One edit as it was heard; all fields are live objects."""
-
-    kind: str
-    graph: Any
-    node: Any
-    before: Any
-    after: Any
-    where: tuple[tuple[str, int, str], ...]
-    born: tuple[Any, ...] | None = None
-    maker: str | None = None
-
-
-_event = functools.partial(tuple.__new__, Event)  # skips the named arguments: half the time
-
-
-@dataclass
-class Boundary:
-    """What held at one end of a pass: the node count by opcode, known shapes, the verdict."""
-
-    graph: Any
-    cost: dict[str, Any] | None = None
-    shapes: list[tuple[Any, Any]] = field(default_factory=list)
-    columns: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
-
-
-@dataclass
-class Span:
-    """One pass while it is recorded; `first` and `last` count events."""
-
-    name: str
-    kind: str
-    first: int
-    start: Boundary
-    function: Any = None
-    last: int | None = None
-    end: Boundary | None = None
-    result: Any = None
-    verdict: dict[str, Any] | None = None
-    version: int | None = None
-    report: Any = None
-    columns: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
-
-
-@dataclass
-class Watched:
-    """A graph with a history: its nodes as the recording began, who owns it, how it was made."""
-
-    graph: Any
-    path: str = ""
-    module: Any = None
-    first: list[tuple[Any, ...]] = field(default_factory=list)
-    how: str | None = None
-    modules: dict[str, str] = field(default_factory=dict)
-    asked: bool = False
-    original: bool = False
-
-
-class State:
-    """What a GraphModule holds: module and tensor by path, told apart from one look to the next."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self.root = root
-        self.modules: dict[str, nn.Module] = {}
-        self.tensors: dict[str, Any] = {}
-        self.prints: dict[str, Any] = {}
-        self.paths: dict[int, str] = {}
-        self.look()
-
-    def look(self) -> None:
-        """Take in what is there now."""
-        self.modules, self.tensors = look_at(self.root)
-        self.paths = {id(module): path for path, module in reversed(self.modules.items())}
-        self.prints = {path: fingerprint(one) for path, one in self.tensors.items()}
-
-    def note(self, path: str, value: Any) -> None:
-        """Take in one edit that was heard, so that a comparison does not find it again."""
-        old = self.modules.get(path)
-        if value is not None and value is old:
-            return
-        if old is not None:
-            modules, tensors = look_at(old, f"{path}.")
-            for one in modules:
-                self.paths.pop(id(self.modules.pop(one, None)), None)
-            for one in tensors:
-                self.tensors.pop(one, None)
-        self.tensors.pop(path, None)
-        if isinstance(value, nn.Module):
-            modules, tensors = look_at(value, f"{path}.")
-            self.modules.update(modules)
-            self.paths.update({id(one): key for key, one in reversed(modules.items())})
-            self.tensors.update(tensors)
-            # What a pass has just made is told apart by its version only: that is quick.
-            self.prints.update(
-                {k: (one._version, None) for k, one in tensors.items() if one is not None}
-            )
-        elif isinstance(value, torch.Tensor):
-            self.tensors[path] = value
-            self.prints[path] = (value._version, None)
-
-
-def fingerprint(tensor: torch.Tensor | None) -> tuple[int, Any] | None:
-    """What changes when somebody writes into a tensor: its version, and a sample of its numbers."""
-    if tensor is None or tensor.is_inference():
-        return None
-    return tensor._version, sample(tensor)
-
-
-def look_at(
-    root: nn.Module, prefix: str = ""
-) -> tuple[dict[str, nn.Module], dict[str, torch.Tensor | None]]:
-    """Every submodule and every parameter and buffer below `root`, by path."""
-    modules: dict[str, nn.Module] = {}
-    tensors: dict[str, torch.Tensor | None] = {}
-    stack = [(prefix, root)]
-    while stack:
-        base, module = stack.pop()
-        modules[base[:-1]] = module
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                tensors[base + name] = tensor
-        for name, child in reversed(module._modules.items()):
-            if child is not None:
-                stack.append((f"{base}{name}.", child))
-    return modules, tensors
 
 
 class Recorder:
@@ -295,7 +179,7 @@ class Recorder:
             born = None
         events = self.events
         maker = core_graph._any_maker and getattr(_makers, "name", None)
-        events.append(_event((kind, graph, node, before, after, call_site(), born, maker)))
+        events.append(new_event((kind, graph, node, before, after, call_site(), born, maker)))
         if len(events) > self.max_edits or graph._len > self.most or self.ends_at is not None:
             self._enough(graph)
 
@@ -546,114 +430,6 @@ class Recorder:
         for graph in graphs:
             if self.watched[graph].module is not None:
                 self.watched[graph].module.recompile()
-
-
-def measured_cost(
-    gm: Any, inputs: Sequence[Any]
-) -> tuple[dict[str, Any], dict[str, list[tuple[Any, float]]]]:
-    """FLOPs and bytes of one call, in sum and by node; nothing where they can't be told."""
-    from fxlab.passes import cost
-
-    meta = dict(getattr(gm, "meta", {}))
-    reports = dict(meta.get("reports", {}))
-    try:
-        result = cost(gm, *inputs)
-    except Exception:  # an analysis that does not know the program is no reason to stop a pass
-        return {}, {}
-    finally:
-        if isinstance(gm, GraphModule):
-            gm.meta.clear()
-            gm.meta.update(meta)
-            if "reports" in meta:
-                gm.meta["reports"] = reports
-    nodes = {node.name: node for node in gm.graph.nodes}
-    columns: dict[str, list[tuple[Any, float]]] = {"flops": [], "bytes": [], "live_bytes": []}
-    for row in result.rows:
-        if row.name in nodes:
-            columns["flops"].append((nodes[row.name], row.flops))
-            columns["bytes"].append((nodes[row.name], row.bytes_moved))
-            columns["live_bytes"].append((nodes[row.name], row.live_bytes))
-    moved = result.bytes_read + result.bytes_written
-    return {"flops": result.flops, "bytes": moved}, columns
-
-
-def born_now(node: Any) -> tuple[Any, ...]:
-    """A node's fields as it is created: (node, name, op, target, args, kwargs, type)."""
-    return (
-        node,
-        node._name,
-        node._op,
-        node._target,
-        node._args,
-        node._kwargs,
-        node._type,
-    )
-
-
-def born_of(node: Any) -> tuple[Any, ...]:
-    """A node's fields as they are now, of either kit: `born_now` and the value that is known."""
-    if isinstance(node, Node):
-        return (*born_now(node), known_value(node))
-    fields = (node.name, node.op, node.target, node.args, node.kwargs, node.type)
-    return (node, *fields, known_value(node))
-
-
-def known_value(node: Any) -> Any:
-    """What an analysis has left on a node about its value: it has shape and dtype."""
-    meta = node.meta
-    if not meta:
-        return None
-    return meta.get("tensor_meta", meta.get("val", meta.get("example_value")))
-
-
-def module_names(gm: Any, state: State) -> dict[str, str]:
-    """What the targets of `gm`'s graph can name: submodules, parameters, buffers, attributes."""
-    names = {path: type(module).__name__ for path, module in state.modules.items() if path}
-    names.update(dict.fromkeys(state.tensors, "tensor"))
-    for node in gm.graph.nodes:
-        if node.op == "get_attr" and node.target not in names and resolves(gm, node.target):
-            names[node.target] = "attribute"
-    return names
-
-
-def resolves(root: Any, path: str) -> bool:
-    """Whether a dotted path names something below `root`."""
-    for atom in path.split("."):
-        if not hasattr(root, atom):
-            return False
-        root = getattr(root, atom)
-    return True
-
-
-def is_lazy(parameter: Any) -> bool:
-    """Whether a parameter has no shape yet."""
-    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
-
-
-def set_state(root: nn.Module, path: str, value: Any) -> None:
-    """Put a module, tensor or attribute at a path, or take it away, without telling anybody."""
-    owner_path, _, name = path.rpartition(".")
-    owner: Any = root
-    for atom in owner_path.split(".") if owner_path else ():
-        owner = owner._modules.get(atom) if isinstance(owner, nn.Module) else None
-        if owner is None:
-            return
-    tables = (owner._modules, owner._parameters, owner._buffers, vars(owner))
-    kept_in = next((table for table in tables if name in table), None)
-    if isinstance(value, nn.Module):
-        table = owner._modules
-    elif isinstance(value, nn.Parameter):
-        table = owner._parameters
-    elif value is None and kept_in is not None:
-        table = kept_in
-    elif isinstance(value, torch.Tensor) and kept_in is not vars(owner):
-        table = owner._buffers
-    else:
-        table = vars(owner)
-    if kept_in is not None and (value is MISSING or kept_in is not table):
-        del kept_in[name]
-    if value is not MISSING:
-        table[name] = value
 
 
 class record:

@@ -15,7 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxlab.core.graph import Graph, shape_text
-from fxlab.explorer.record import Event, Recorder
+from fxlab.explorer.events import Event
+from fxlab.explorer.record import Recorder
 from fxlab.explorer.sameness import converted, private_copy
 
 BINS = 16

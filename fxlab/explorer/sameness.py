@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxlab.core.graph import Graph, shape_text
-from fxlab.explorer.history import ancestor_ids, node_id
+from fxlab.explorer.ancestry import ancestor_ids, node_id
 
 if TYPE_CHECKING:
     from fxlab.explorer.record import Recorder, Span
@@ -317,8 +317,8 @@ def compare(old: Any, new: Any) -> tuple[str | None, float, float]:
         What is wrong with the structure (None: nothing), the largest absolute error, and the error
         that the dtype's rounding is allowed.
     """
-    olds, old_form = pytree.tree_flatten(old)
-    news, new_form = pytree.tree_flatten(new)
+    olds = pytree.tree_leaves(old)
+    news = pytree.tree_leaves(new)
     if len(olds) != len(news):
         return f"it returns {len(news)} values where {len(olds)} were returned", math.inf, 0.0
     error, allowed = 0.0, 0.0

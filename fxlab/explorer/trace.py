@@ -1,7 +1,7 @@
 """How does a trace happen, operation by operation?
 
-Symbolic tracing (paper section 4.1) runs the model's own Python with Proxies, and every operation on
-one adds a node. `trace_timeline` records that as a story of one step per operation, beside the
+Symbolic tracing (paper section 4.1) runs the model's own Python with Proxies, and every operation
+on one adds a node. `trace_timeline` records that as a story of one step per operation, beside the
 line of the model that did it. A model that cannot be traced ends the story with the taught error,
 on the line that stopped it.
 """
@@ -14,8 +14,9 @@ from typing import Any
 
 from fxlab.core.errors import FxlabError, call_site
 from fxlab.explorer.encode import scrubbed
+from fxlab.explorer.events import Boundary, Event, Span, Watched
 from fxlab.explorer.history import RecordedTimeline
-from fxlab.explorer.record import Boundary, Event, Recorder, Span, Watched
+from fxlab.explorer.record import Recorder
 
 FxlabFrames = tuple[tuple[str, int, str], ...]
 

@@ -1,0 +1,138 @@
+"""What does a recorder note while a pass runs?
+
+Plain records of live objects: one `Event` per edit, one `Boundary` per end of a pass, one `Span`
+per pass and one `Watched` per graph. They are kept cheap, since a pass waits for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.node import Node
+
+
+class Event(NamedTuple):
+    """One edit as it was heard; all fields are live objects."""
+
+    kind: str
+    graph: Any
+    node: Any
+    before: Any
+    after: Any
+    where: tuple[tuple[str, int, str], ...]
+    born: tuple[Any, ...] | None = None
+    maker: str | None = None
+
+
+new_event = functools.partial(tuple.__new__, Event)  # skips the named arguments: half the time
+
+
+@dataclass
+class Boundary:
+    """What held at one end of a pass: the node count by opcode, known shapes, the verdict."""
+
+    graph: Any
+    cost: dict[str, Any] | None = None
+    shapes: list[tuple[Any, Any]] = field(default_factory=list)
+    columns: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
+
+
+@dataclass
+class Span:
+    """One pass while it is recorded; `first` and `last` count events."""
+
+    name: str
+    kind: str
+    first: int
+    start: Boundary
+    function: Any = None
+    last: int | None = None
+    end: Boundary | None = None
+    result: Any = None
+    verdict: dict[str, Any] | None = None
+    version: int | None = None
+    report: Any = None
+    columns: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
+
+
+@dataclass
+class Watched:
+    """A graph with a history: its nodes as the recording began, who owns it, how it was made."""
+
+    graph: Any
+    path: str = ""
+    module: Any = None
+    first: list[tuple[Any, ...]] = field(default_factory=list)
+    how: str | None = None
+    modules: dict[str, str] = field(default_factory=dict)
+    asked: bool = False
+    original: bool = False
+
+
+def born_now(node: Any) -> tuple[Any, ...]:
+    """A node's fields as it is created: (node, name, op, target, args, kwargs, type)."""
+    return (
+        node,
+        node._name,
+        node._op,
+        node._target,
+        node._args,
+        node._kwargs,
+        node._type,
+    )
+
+
+def born_of(node: Any) -> tuple[Any, ...]:
+    """A node's fields as they are now, of either kit: `born_now` and the value that is known."""
+    if isinstance(node, Node):
+        return (*born_now(node), known_value(node))
+    fields = (node.name, node.op, node.target, node.args, node.kwargs, node.type)
+    return (node, *fields, known_value(node))
+
+
+def known_value(node: Any) -> Any:
+    """What an analysis has left on a node about its value: it has shape and dtype."""
+    meta = node.meta
+    if not meta:
+        return None
+    return meta.get("tensor_meta", meta.get("val", meta.get("example_value")))
+
+
+def measured_cost(
+    gm: Any, inputs: Sequence[Any]
+) -> tuple[dict[str, Any], dict[str, list[tuple[Any, float]]]]:
+    """FLOPs and bytes of one call, in sum and by node; nothing where they can't be told."""
+    from fxlab.passes import cost
+
+    meta = dict(getattr(gm, "meta", {}))
+    reports = dict(meta.get("reports", {}))
+    try:
+        result = cost(gm, *inputs)
+    except Exception:  # an analysis that does not know the program is no reason to stop a pass
+        return {}, {}
+    finally:
+        if isinstance(gm, GraphModule):
+            gm.meta.clear()
+            gm.meta.update(meta)
+            if "reports" in meta:
+                gm.meta["reports"] = reports
+    nodes = {node.name: node for node in gm.graph.nodes}
+    columns: dict[str, list[tuple[Any, float]]] = {"flops": [], "bytes": [], "live_bytes": []}
+    for row in result.rows:
+        if row.name in nodes:
+            columns["flops"].append((nodes[row.name], row.flops))
+            columns["bytes"].append((nodes[row.name], row.bytes_moved))
+            columns["live_bytes"].append((nodes[row.name], row.live_bytes))
+    moved = result.bytes_read + result.bytes_written
+    return {"flops": result.flops, "bytes": moved}, columns
+
+
+def is_lazy(parameter: Any) -> bool:
+    """Whether a parameter has no shape yet."""
+    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
