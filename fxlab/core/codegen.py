@@ -32,6 +32,7 @@ from .graph import _enter_region, _exit_region, shape_text
 from .node import Argument, Node, immutable_dict, immutable_list, qualified_name
 
 TransformCodeFunc = Callable[[list[str]], list[str]]
+Row = tuple[str, "Node | None"]
 
 _INFIX = {getattr(operator, name): symbol for name, symbol in {
     "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**",
@@ -208,7 +209,9 @@ class _Writer:
             name = "nan" if math.isnan(arg) else "inf"
             return ("-" if arg < 0 else "") + self.bind(name, getattr(math, name))
         if isinstance(arg, Node):
-            return self.local.get(arg) or self.foreign(arg)
+            return self.local.get(arg) or self.refuse(
+                f"{arg._name} is not in this graph", "a node of the same graph",
+                "graph.lint() names every such node", arg._name)  # fmt: skip
         if depth > _DEEPEST_ARGUMENT and isinstance(arg, (tuple, list, dict, slice, frozenset)):
             if _holds_node(arg):
                 return self.refuse("it is nested too deeply", f"{_DEEPEST_ARGUMENT} levels at most")
@@ -256,15 +259,10 @@ class _Writer:
             return self.refuse(f"it is a {kind.__name__} of nodes", "a plain tuple, list or dict")
         return self.bind("Ellipsis" if arg is ... else f"_{kind.__name__}".lower(), arg)
 
-    def foreign(self, node: Node) -> str:
-        """Return the name of a Node that is not among those written."""
-        return self.refuse(f"{node._name} is not in this graph", "a node of the same graph",
-                           "graph.lint() names every such node") and node._name  # fmt: skip
-
-    def refuse(self, what: str, expected: str, hint: str = "") -> str:
-        """Raise the error for an argument that Python cannot express; a reader gets dots."""
+    def refuse(self, what: str, expected: str, hint: str = "", shown: str = "...") -> str:
+        """Raise the error for what Python cannot express; a reader gets `shown` instead."""
         if self.display:
-            return "..."
+            return shown
         where = self.current._name if self.current is not None else "a node"
         raise CodegenError(f"{where} cannot be written as Python: {what}", node=self.current,
                            expected=expected, hint=hint)  # fmt: skip
@@ -293,13 +291,13 @@ class _Writer:
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if origin is None and isinstance(kind, type):
             return self.callee(kind)
-        if origin is not None and all(isinstance(a, type) or a is ... for a in args):
+        if args and all(isinstance(a, type) or a is ... for a in args):
             union = origin in (typing.Union, types.UnionType)
             alias = "Union" if union else getattr(kind, "_name", None)
             base = getattr(typing, alias, origin) if alias else origin
-            if args and base[args] == kind and type(base[args]) is type(kind):
-                text = self.bind(f"typing_{alias}" if alias else origin.__name__, base)
-                return f"{text}[{','.join([self.annotation(a) for a in args])}]"
+            if base[args] == kind and type(base[args]) is type(kind):
+                name = self.bind(f"typing_{alias}" if alias else origin.__name__, base)
+                return f"{name}[{','.join(map(self.annotation, args))}]"
         return self.bind(f"_annotation_{str(kind)[:40]}", kind)
 
     # -- right-hand sides -----------------------------------------------------------------------
@@ -324,7 +322,8 @@ class _Writer:
             if len(args) == 2:
                 symbol = _INFIX.get(target)
                 if symbol is not None:
-                    left = self.operand(args[0]) if symbol == "**" else self.value(args[0])
+                    left = self.value(args[0])
+                    left = f"({left})" if symbol == "**" and left[0] == "-" else left
                     return f"{left} {symbol} {self.value(args[1])}"
                 if target is operator.getitem:
                     return f"{self.operand(args[0])}[{self.value(args[1])}]"
@@ -372,9 +371,7 @@ class _Writer:
 def _resolves(root: Any, path: str, obj: Any) -> bool:
     """Say whether a dotted path from a module leads to this very object."""
     for part in path.split("."):
-        if not is_name(part):
-            return False
-        root = getattr(root, part, None)
+        root = getattr(root, part, None) if is_name(part) else None
     return root is obj
 
 
@@ -392,6 +389,28 @@ def _holds_node(arg: Any) -> bool:
         elif isinstance(a, slice):
             stack += a.start, a.stop, a.step
     return False
+
+
+def _comments(node: Node, options: dict[str, Any], last: Any) -> list[str]:
+    """Return the comment lines above a statement: its source line if new, and chosen meta."""
+    notes, source = [], node.meta.get("source")
+    if source and source != last and options.get("sources", True):
+        file, line, function = source[0]
+        code = linecache.getline(file, line).strip()
+        notes = [f"# File: {file}:{line} in {function}, code: {code}"]
+    keys = [key for key in options.get("additional_meta") or () if key in node.meta]
+    return notes + [" ".join(f"# {key}: {node.meta[key]}".split("\n")) for key in keys]
+
+
+def _shape(node: Node, options: dict[str, Any]) -> str:
+    """Return dtype and shape behind a name, as a string annotation, or ""."""
+    text, value = shape_text(node), node.meta.get("val", node.meta.get("tensor_meta"))
+    for name in ("stride", "device"):
+        if text and options.get(f"include_{name}"):
+            part = getattr(value, name, "")
+            text += str(part() if callable(part) else part)
+    paint = "\033[34m{}\033[0m" if options.get("colored") else "{}"
+    return f': "{paint.format(text)}"' if text else ""
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, list[Node]]:
@@ -480,74 +499,65 @@ class CodeGen:
         """
         writer = _Writer(nodes, root_module)
         self._root = writer.root
-        dead = _last_uses(writer.nodes) if delete_values else {}
-        body, lines, returns = self._body(writer, dead, _Shown(**options) if verbose else None)
-        parameters = writer.parameter_list()
+        dead = _last_uses(writer.nodes) if delete_values else None
+        rows, returns = self._rows(writer, dead, options if verbose else None)
         extra = {"expanded_def": True} if expanded_def else {}
-        head = self.gen_fn_def(parameters, returns, **extra)
+        head = self.gen_fn_def(writer.parameter_list(), returns, **extra)
         if self._body_transformer is not None:
-            body, lines = self._transformed(self._body_transformer, body, lines, writer.nodes)
+            rows = self._transformed(self._body_transformer, rows, writer.nodes)
         writer.globals.update(self.additional_globals())
-        text = "\n\n\n" + "\n    ".join([head, *body]) + "\n"
-        defaults = {
-            writer.parameters[n][0]: writer.default(n) for n in writer.parameters if n._args
-        }
+        text = "\n\n\n" + "\n    ".join([head, *(row[0] for row in rows)]) + "\n"
+        defaults = {name: writer.default(node) for node, (name, _) in writer.parameters.items()
+                    if node._args}  # fmt: skip
+        lines = [node for _, node in rows]
         return PythonCode(text, writer.globals, lines, 4 + head.count("\n"), defaults)
 
-    def _body(
-        self, writer: _Writer, dead: dict[Node, list[Node]], shown: _Shown | None
-    ) -> tuple[list[str], list[Node | None], str]:
-        """Return the statements, the Node of each, and the return annotation."""
-        body: list[str] = []
-        lines: list[Node | None] = []
+    def _rows(
+        self, writer: _Writer, dead: dict[Node, list[Node]] | None, shown: dict[str, Any] | None
+    ) -> tuple[list[Row], str]:
+        """Return the statements, each with its Node, and the return annotation."""
+        rows: list[Row] = []
         regions: list[tuple[Node, int]] = []
-        returns, indent, local = "", "", writer.local
+        returns, indent, source, local = "", "", None, writer.local
         for node in writer.nodes:
-            op, target = node._op, node._target
-            for comment in shown.comments(node) if shown is not None else ():
-                body.append(indent + comment)
-                lines.append(node)
+            op, target, name = node._op, node._target, local[node]
+            writer.current = node
+            if shown is not None and op != "placeholder":
+                rows += [(indent + note, node) for note in _comments(node, shown, source)]
+                source = node.meta.get("source", source)
             if op == "placeholder":
-                if writer.parameters[node][0] == local[node]:
-                    continue
-                text = f"{local[node]} = {writer.parameters[node][0]}"
+                parameter = writer.parameters[node][0]
+                if parameter != name:
+                    rows.append((f"{name} = {parameter}", node))
             elif op == "output":
-                writer.current = node
                 returns = f" -> {writer.annotation(node._type)}" if node._type is not None else ""
-                text = self._return(writer, node)
+                rows.append((indent + self._return(writer, node), node))
             elif target is _enter_region and node._args:
-                text = f"{indent}with {self._region(writer, node, len(regions))}:"
+                rows.append((f"{indent}with {self._region(writer, node, len(regions))}:", node))
+                regions.append((node, len(rows)))
                 indent += "    "
-                regions.append((node, len(body)))
-                body.append(text)
-                lines.append(node)
-                continue
             elif target is _exit_region:
-                writer.current = node
                 if not regions or node._args[:1] != (regions[-1][0],):
                     writer.refuse("it leaves a region that is not the innermost one",
                                   "pairs that nest like with blocks")  # fmt: skip
-                if regions and regions.pop()[1] == len(body) - 1:
-                    body.append(indent + "pass")
-                    lines.append(node)
+                if regions and regions.pop()[1] == len(rows):
+                    rows.append((indent + "pass", node))
                 indent = indent[4:]
-                continue
             else:
                 note = "" if node._type is None else f" : {writer.annotation(node._type)}"
-                note = note if shown is None else shown.annotation(node) or note
-                text = f"{local[node]}{note} = {writer.expression(node)}"
-                if not writer.display:
+                note = note if shown is None else _shape(node, shown) or note
+                text = f"{indent}{name}{note} = {writer.expression(node)}"
+                if dead is not None:
                     names = [local[n] for n in dead.get(node, ())]
-                    if not node.users and dead:
-                        names.append(local[node])
+                    if not node.users:
+                        names.append(name)
                     if names:
                         text = f"{text};  {' = '.join(names)} = None"
-            body.append(indent + text if indent else text)
-            lines.append(node)
+                rows.append((text, node))
         if regions:
             writer.current = regions[-1][0]
             writer.refuse("its region is never left", "an exit for each enter")
-        return (body, lines, returns) if body else (["pass"], [None], returns)
+        return rows or [("pass", None)], returns
 
     def _return(self, writer: _Writer, node: Node) -> str:
         """Return the `return` statement; an override without `repr_fn` sees Nodes by their repr."""
@@ -573,25 +583,21 @@ class CodeGen:
         return f"{text} as {writer.local[node]}" if read else text
 
     @staticmethod
-    def _transformed(
-        transform: TransformCodeFunc, body: list[str], lines: list[Any], nodes: list[Node]
-    ) -> tuple[list[str], list[Node | None]]:
+    def _transformed(transform: TransformCodeFunc, rows: list[Row], nodes: list[Node]) -> list[Row]:
         """Run a registered transformer; marks like torch.fx's carry the Nodes through it."""
-        position = {node: i for i, node in enumerate(nodes)}
+        position: dict[Any, int] = {node: i for i, node in enumerate(nodes)}
         marked: list[str] = []
-        for text, node in zip(body, lines, strict=True):
+        for text, node in rows:
             marked += [f"# COUNTER: {position.get(node, 0)}\n", text + "\n"]
-        new_body: list[str] = []
-        new_lines: list[Node | None] = []
+        new: list[Row] = []
         current: Node | None = None
         for text in "".join(transform(marked)).split("\n"):
             mark = _counter.search(text)
             if mark is not None:
                 current = nodes[int(mark.group(1))] if nodes else None
             elif text.strip():
-                new_body.append(text)
-                new_lines.append(current)
-        return new_body or ["pass"], new_lines or [None]
+                new.append((text, current))
+        return new or [("pass", None)]
 
     def display_lines(self, graph: Any, shapes: bool = False) -> dict[Node | None, str]:
         """Return one line per Node for a reader: no deletions, and never an error.
@@ -605,44 +611,12 @@ class CodeGen:
         """
         writer = _Writer(graph.nodes, "self", display=True)
         self._root = writer.root
-        shown = _Shown(sources=False) if shapes else None
-        body, lines, returns = CodeGen._body(self, writer, {}, shown)
-        head = CodeGen.gen_fn_def(self, writer.parameter_list(), returns)
-        text: dict[Node | None, str] = {None: head, **dict.fromkeys(writer.nodes, "# end of with")}
-        text.update(zip(lines, body, strict=True))
-        text.update((node, writer.parameter(node)) for node in writer.parameters)
+        rows, returns = CodeGen._rows(self, writer, None, {"sources": False} if shapes else None)
+        text: dict[Node | None, str] = dict.fromkeys(writer.nodes, "# end of with")
+        text[None] = CodeGen.gen_fn_def(self, writer.parameter_list(), returns)
+        text.update({node: line for line, node in rows if node is not None})
+        text.update({node: writer.parameter(node) for node in writer.parameters})
         return text
-
-
-class _Shown:
-    """What the verbose form says beside the statements: source lines, shapes, chosen meta."""
-
-    def __init__(
-        self, include_stride: bool = False, include_device: bool = False, colored: bool = False,
-        additional_meta: list[str] | None = None, sources: bool = True,
-    ) -> None:  # fmt: skip
-        self.fields = ["stride"] * include_stride + ["device"] * include_device
-        self.keys, self.last = additional_meta or [], None if sources else ...
-        self.paint = "\033[34m{}\033[0m" if colored else "{}"
-
-    def comments(self, node: Node) -> list[str]:
-        """Return the comment lines above a statement."""
-        notes = [f"# {key}: {node.meta[key]}" for key in self.keys if key in node.meta]
-        source = node.meta.get("source")
-        if source and self.last is not ... and source[0] != self.last:
-            self.last = file, line, function = source[0]
-            code = linecache.getline(file, line).strip()
-            notes.insert(0, f"# File: {file}:{line} in {function}, code: {code}")
-        return [" ".join(note.splitlines()) for note in notes]
-
-    def annotation(self, node: Node) -> str:
-        """Return the shape behind a name, as a string annotation."""
-        text = shape_text(node)
-        value = node.meta.get("val", node.meta.get("tensor_meta"))
-        for name in self.fields:
-            part = getattr(value, name, "")
-            text += str(part() if callable(part) else part)
-        return f': "{self.paint.format(text)}"' if text else ""
 
 
 class _PyTreeInfo(NamedTuple):

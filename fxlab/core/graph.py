@@ -359,7 +359,7 @@ class Graph:
         to_erase._erased = True
         for node in to_erase._input_nodes:
             node.users.pop(to_erase, None)
-        to_erase._input_nodes = {}
+        to_erase._input_nodes = ()
         self.version += 1
         if self._watched:
             before = {"prev": prev, "args": to_erase._args, "kwargs": to_erase._kwargs}

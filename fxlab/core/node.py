@@ -173,7 +173,7 @@ def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
 
 def _freeze(args: Any, inputs: dict[Node, None]) -> Any:
     """Return arguments with immutable aggregates, and collect the Nodes in them in order."""
-    values = args.values() if type(args) is dict else args
+    values = args if type(args) is tuple else args.values() if isinstance(args, dict) else args
     for a in values:
         kind = type(a)
         if kind is Node:
@@ -233,6 +233,7 @@ class Node:
     graph: Graph
     users: dict[Node, None]
     meta: dict[str, Any]
+    _input_nodes: tuple[Node, ...] | dict[Node, None]  # a tuple while small, for its size
 
     def __init__(
         self,
@@ -261,9 +262,10 @@ class Node:
         self._erased = False
         self._repr_fn = None
         self._prev = self._next = self
-        self._input_nodes = inputs = {}
+        inputs: dict[Node, None] = {}
         self._args = _freeze(args, inputs)
         self._kwargs = _freeze(kwargs, inputs) if kwargs else _NO_KWARGS
+        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
         for node in inputs:
             node.users[self] = None
 
@@ -271,10 +273,11 @@ class Node:
 
     def _set_args(self, args: Any, kwargs: Any) -> None:
         """Give new arguments and keep the users of old and new inputs right; no event."""
-        old, inputs = self._input_nodes, {}
-        args = _freeze(tuple(args), inputs)
-        kwargs = _freeze(dict(kwargs), inputs) if kwargs else _NO_KWARGS
-        self._args, self._kwargs, self._input_nodes = args, kwargs, inputs
+        old = self._input_nodes
+        inputs: dict[Node, None] = {}
+        self._args = _freeze(tuple(args), inputs)
+        self._kwargs = _freeze(dict(kwargs), inputs) if kwargs else _NO_KWARGS
+        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
         for node in old:
             if node not in inputs:
                 node.users.pop(self, None)

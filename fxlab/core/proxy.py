@@ -22,6 +22,7 @@ from .errors import (
     TraceAttributeError, TraceError, TraceIndexError, TraceIterError, TraceLenError,
     TraceTypeError, call_site, is_users,
 )  # fmt: skip
+from .graph import Graph
 from .node import _LEAVES, Node, map_aggregate
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _kind_of(function: Any) -> tuple[str, str]:
         return "script", function.name
     if is_tensor_method_or_property(function):
         return "method", function.__name__
-    name = getattr(function, "__name__", type(function).__name__)
+    name = Graph._target_to_str(getattr(function, "__name__", type(function).__name__))
     higher = isinstance(function, torch._ops.HigherOrderOperator)
     return ("higher order" if higher else "function"), name
 
