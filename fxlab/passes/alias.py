@@ -66,7 +66,7 @@ class Memory:
             self._parent[node] = node
             if effect(node, gm, impure_random=False) and node.op not in ("placeholder", "output"):
                 writers.append(node)
-            if not makes_new_value(node, gm):
+            if node.op != "output" and not makes_new_value(node, gm):
                 for source in node.all_input_nodes:
                     self._join(node, source)
         read = [n for n in gm.graph.nodes if n.op == "get_attr"]
@@ -74,7 +74,8 @@ class Memory:
         for node in read:  # two reads of one attribute are one piece of memory
             self._join(node, first.setdefault(node.target, node))
         written = {self._root(i) for writer in writers for i in writer.all_input_nodes}
-        output = {self._root(n) for n in gm.graph.nodes if n.op == "output"}
+        outputs = [n for n in gm.graph.nodes if n.op == "output"]
+        output = {self._root(i) for n in outputs for i in n.all_input_nodes}
         self.written = {n for n in self._parent if self._root(n) in written}
         self.returned = {n for n in self._parent if self._root(n) in output}
 
