@@ -45,6 +45,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         "`train()` and `eval()` of the traced module keep their meaning",
     ),
     Difference(
+        "buffers",
+        "what is computed from a buffer (`self.table.sum()`) is frozen while tracing",
+        "recorded like what is computed from a parameter; a branch on it is fixed, with a warning",
+        "a buffer is state: `load_state_dict` and `to` must reach what depends on it",
+    ),
+    Difference(
         "errors of the tracer",
         "a TypeError, NameError or a text without a line for a branch, loop, `len`, `int`, ...",
         "always a TraceError, also of the type that Python promises; node, line, ways out",

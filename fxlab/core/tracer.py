@@ -261,7 +261,9 @@ class TracerBase:
         """Answer `iter(proxy)` where the number of values is not plain from the code."""
         known = self.concrete(obj, "its length")
         if known is _UNKNOWN:
-            return _refuse(obj, TraceIterError, "iter")
+            # For `**proxy` Python would put a TypeError of its own in the place of one of ours.
+            kind = TraceError if obj.node.target == "keys" else TraceIterError
+            return _refuse(obj, kind, "iter")
         if isinstance(known, (tuple, list, torch.Tensor)):
             return iter([obj[i] for i in range(len(known))])
         return iter(known)
