@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fxlab
-from fxlab.core.codegen import CodeGen, PythonCode, is_name
+from fxlab.core.codegen import CodeGen, PythonCode
 from fxlab.core.errors import CodegenError
 from fxlab.core.graph import Graph, _enter_region, _exit_region
 from fxlab.core.graph_module import GraphModule
+from fxlab.core.writer import is_name
 
 
 def identity(value, *more, **named):

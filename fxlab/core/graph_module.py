@@ -12,8 +12,6 @@ import copy
 import inspect
 import itertools
 import linecache
-import pickle
-import sys
 import threading
 import types
 import weakref
@@ -25,21 +23,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import errors
 from .codegen import PythonCode, _PyTreeCodeGen
-from .errors import (
-    RUN_NOTE,
-    CodegenError,
-    FxlabError,
-    RewriteError,
-    call_site,
-    forget_generated,
-    generated_code,
-    generated_node,
-    register_generated,
-    run_note,
-)  # fmt: skip
+from .errors import CodegenError, RewriteError, call_site
 from .graph import MISSING, Graph
-from .node import qualified_name
+from .state import (
+    copy_from_dict,
+    copy_from_module,
+    look_at,
+    parent,
+    peek,
+    pickles,
+    write_folder,
+)  # fmt: skip
 
 _FORMAT = "fxlab.GraphModule/1"
 _compiling = threading.RLock()
@@ -47,10 +43,6 @@ _next_number = itertools.count().__next__
 _HOOKS = ("_replace_hooks", "_create_node_hooks", "_erase_node_hooks", "_deepcopy_hooks")
 _OWN = frozenset(("_graph", "graph", "meta", "_tracer_cls", "_tracer_extras", "_original",
                   "shape_env", "_in_spec", "_out_spec", "_editing", *_HOOKS))  # fmt: skip
-
-
-class _MissingTarget(RewriteError, AttributeError):
-    """A Node reads something that the root does not have."""
 
 
 class _LazyForward:
@@ -81,6 +73,19 @@ class _LaterCode:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module._python_code(), name)
+
+
+def _hook_methods(hooks: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the two methods by which torch.fx registers a function in one of the lists."""
+
+    def register(self: GraphModule, f: Callable[..., Any]) -> None:
+        self.__dict__[hooks].append(f)
+        self.graph = self._graph
+
+    def unregister(self: GraphModule, f: Callable[..., Any]) -> None:
+        self.__dict__[hooks].remove(f)
+
+    return register, unregister
 
 
 class GraphModule(nn.Module):
@@ -123,17 +128,14 @@ class GraphModule(nn.Module):
     ) -> None:
         super().__init__()
         type(self).__name__ = type(self).__qualname__ = class_name
-        for hooks in _HOOKS:
-            self.__dict__[hooks] = []
-        fields: dict[str, Any] = {"meta": {}, "shape_env": None, "_tracer_extras": {}}
-        fields["_original"] = (None, {})
-        self.__dict__.update(fields)
+        self.__dict__.update({hooks: [] for hooks in _HOOKS}, meta={}, shape_env=None)
+        self.__dict__["_original"] = (None, {})
         if isinstance(root, nn.Module):
             self.training = root.training
-            _copy_from_module(root, self, graph)
-            self.__dict__["_original"] = _look_at(root)
+            copy_from_module(root, self, graph)
+            self.__dict__["_original"] = look_at(root)
         elif isinstance(root, dict):
-            _copy_from_dict(root, self, graph)
+            copy_from_dict(root, self, graph)
         else:
             raise RewriteError(
                 f"a GraphModule cannot take its state from a {type(root).__name__}",
@@ -142,8 +144,8 @@ class GraphModule(nn.Module):
         self.graph = graph
         tracer = graph._tracer_cls
         local = tracer is None or "<locals>" in tracer.__qualname__
-        self.__dict__["_tracer_cls"] = None if local else tracer
-        self.__dict__["_tracer_extras"] = graph._tracer_extras or {}
+        self.__dict__.update(_tracer_cls=None if local else tracer,
+                             _tracer_extras=graph._tracer_extras or {})  # fmt: skip
 
     # -- code -----------------------------------------------------------------------------------
 
@@ -183,10 +185,11 @@ class GraphModule(nn.Module):
 
     def _code_is_stale(self) -> None:
         cls = type(self)
-        if type(vars(cls).get("forward")) is not _LazyForward:
-            cls._call_impl = _LazyForward(self, "_call_impl")  # type: ignore[assignment]
-            cls.forward = _LazyForward(self, "forward")  # type: ignore[assignment]
-            cls._edition = _next_number()
+        with _compiling:
+            if type(vars(cls).get("forward")) is not _LazyForward:
+                cls._call_impl = _LazyForward(self, "_call_impl")  # type: ignore[assignment]
+                cls.forward = _LazyForward(self, "forward")  # type: ignore[assignment]
+                cls._edition = _next_number()
 
     def _python_code(self) -> PythonCode:
         self._compile()
@@ -230,7 +233,7 @@ class GraphModule(nn.Module):
         if graph is None or path in _OWN or "_editing" in fields or "_is_replica" in fields:
             yield
             return
-        before = _peek(self, path) if graph._listeners else None
+        before = peek(self, path) if graph._listeners else None
         fields["_editing"] = True
         try:
             yield
@@ -238,7 +241,7 @@ class GraphModule(nn.Module):
             del fields["_editing"]
         graph.version += 1
         if graph._listeners:
-            after = _peek(self, path)
+            after = peek(self, path)
             if after is not before:
                 module = isinstance(before, nn.Module) or isinstance(after, nn.Module)
                 old, new = ({"path": path, "value": v, "module": self} for v in (before, after))
@@ -246,17 +249,16 @@ class GraphModule(nn.Module):
 
     def _restore_state(self, path: str, value: Any) -> None:
         """Put back what `path` held before an edit: what `Graph._undo` calls."""
-        parent, name = _parent(self, path)
+        holder, name = parent(self, path)
         with self._edit(path):
-            if _peek(parent, name) is not MISSING:
-                if type(_peek(parent, name)) is type(value):
-                    setattr(parent, name, value)
-                    return
-                delattr(parent, name)
+            now = peek(holder, name)
+            if now is not MISSING and type(now) is not type(value):
+                delattr(holder, name)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-                parent.register_buffer(name, value)
+                hidden = holder._non_persistent_buffers_set
+                holder.register_buffer(name, value, name not in hidden)
             elif value is not MISSING:
-                setattr(parent, name, value)
+                setattr(holder, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         with self._edit(name):
@@ -311,11 +313,11 @@ class GraphModule(nn.Module):
 
     def delete_submodule(self, target: str) -> bool:
         """Delete the sub-module at a dotted path; False if there is none."""
-        if not isinstance(_peek(self, target), nn.Module):
+        if not isinstance(peek(self, target), nn.Module):
             return False
-        parent, name = _parent(self, target)
+        holder, name = parent(self, target)
         with self._edit(target):
-            delattr(parent, name)
+            delattr(holder, name)
         return True
 
     def delete_all_unused_submodules(self) -> None:
@@ -380,7 +382,7 @@ class GraphModule(nn.Module):
             new.__dict__[name] = value.copy() if type(value) in (dict, set) else value
         new._modules.clear()
         del new.__dict__["_graph"]
-        _copy_from_module(self, new, self._graph)
+        copy_from_module(self, new, self._graph)
         for name, module in self._modules.items():
             new._modules.setdefault(name, module)
         new.graph = self._graph
@@ -397,8 +399,8 @@ class GraphModule(nn.Module):
         """Pickle the Graph itself, not a re-trace of its source."""
         state = {k: v for k, v in self.__dict__.items() if k not in ("_in_spec", "_out_spec")}
         kind, attributes = self._original
-        kind = kind if kind is not None and _pickles(kind) else None
-        state["_original"] = kind, {k: v for k, v in attributes.items() if _pickles(v)}
+        kind = kind if kind is not None and pickles(kind) else None
+        state["_original"] = kind, {k: v for k, v in attributes.items() if pickles(v)}
         return _blank_module, (_FORMAT, type(self).__mro__[1], type(self).__name__), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -415,22 +417,7 @@ class GraphModule(nn.Module):
             folder: made if it is not there; it can be moved afterwards.
             module_name: the name of the class.
         """
-        folder, code = Path(folder), self._python_code()
-        folder.mkdir(exist_ok=True, parents=True)
-        imports = {name: _import_text(name, value) for name, value in code.globals.items()}
-        objects = {name: code.globals[name] for name, text in imports.items() if not text}
-        read = {str(node._target).split(".")[0] for node in self._graph.nodes}
-        names = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
-        state = {
-            k: v for k, v in self.__dict__.items() if k in names or k in read or k[-5:] == "_spec"
-        }
-        torch.save({"state": state, "objects": objects}, folder / "state.pt")
-        source = _FOLDER_SOURCE.format(
-            name=module_name, imports="\n".join(sorted(filter(None, imports.values()))),
-            source=code.src.strip(), function=self._graph._codegen._func_name,
-        )  # fmt: skip
-        (folder / "module.py").write_text(source, encoding="utf-8")
-        (folder / "__init__.py").write_text("from .module import *\n", encoding="utf-8")
+        write_folder(self, self._python_code(), Path(folder), module_name)
 
     def print_readable(self, print_output: bool = True, **options: Any) -> str:
         """Print the code for a reader: shapes and source lines, no deletions; return its text.
@@ -464,31 +451,10 @@ class GraphModule(nn.Module):
             for hook in list(self.__dict__[f"_{kind}_node_hooks"]):
                 hook(node)
 
-    def _register_replace_node_hook(self, f: Callable[..., Any]) -> None:
-        self._replace_hooks.append(f)
-
-    def _unregister_replace_node_hook(self, f: Callable[..., Any]) -> None:
-        self._replace_hooks.remove(f)
-
-    def _register_create_node_hook(self, f: Callable[..., Any]) -> None:
-        self._create_node_hooks.append(f)
-        self.graph = self._graph
-
-    def _unregister_create_node_hook(self, f: Callable[..., Any]) -> None:
-        self._create_node_hooks.remove(f)
-
-    def _register_erase_node_hook(self, f: Callable[..., Any]) -> None:
-        self._erase_node_hooks.append(f)
-        self.graph = self._graph
-
-    def _unregister_erase_node_hook(self, f: Callable[..., Any]) -> None:
-        self._erase_node_hooks.remove(f)
-
-    def _register_deepcopy_hook(self, f: Callable[..., Any]) -> None:
-        self._deepcopy_hooks.append(f)
-
-    def _unregister_deepcopy_hook(self, f: Callable[..., Any]) -> None:
-        self._deepcopy_hooks.remove(f)
+    _register_replace_node_hook, _unregister_replace_node_hook = _hook_methods("_replace_hooks")
+    _register_create_node_hook, _unregister_create_node_hook = _hook_methods("_create_node_hooks")
+    _register_erase_node_hook, _unregister_erase_node_hook = _hook_methods("_erase_node_hooks")
+    _register_deepcopy_hook, _unregister_deepcopy_hook = _hook_methods("_deepcopy_hooks")
 
     @contextmanager
     def _set_replace_hook(self, f: Callable[..., Any]) -> Iterator[None]:
@@ -499,37 +465,6 @@ class GraphModule(nn.Module):
             self._unregister_replace_node_hook(f)
 
 
-_FOLDER_SOURCE = '''"""Written by GraphModule.to_folder; state.pt holds what this code needs."""
-from pathlib import Path
-
-import torch
-{imports}
-
-_STATE = Path(__file__).parent / "state.pt"
-globals().update(torch.load(_STATE, weights_only=False)["objects"])
-
-
-{source}
-
-
-class {name}(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.__dict__.update(torch.load(_STATE, weights_only=False)["state"])
-
-    forward = {function}
-'''
-
-
-def _import_text(name: str, value: Any) -> str:
-    """Return an import statement that binds `name` to a module, class or function, or ""."""
-    if isinstance(value, types.ModuleType):
-        return f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
-    module, _, attribute = qualified_name(value).rpartition(".")
-    found = getattr(sys.modules.get(module), attribute, None)
-    return f"from {module} import {attribute} as {name}" if found is value else ""
-
-
 def _run_source(code: PythonCode, function_name: str) -> Any:
     """Compile generated source; return its function, known to tracebacks, linecache and `where`."""
     file = f"<eval_with_key>.fxlab_{_next_number()}"
@@ -538,7 +473,7 @@ def _run_source(code: PythonCode, function_name: str) -> Any:
     function = scope.pop(function_name)
     source, found = code.src, weakref.ref(code)
     linecache.cache[file] = (lambda: source,)  # type: ignore[assignment]
-    register_generated(file, lambda line: found() and found().node_at(line))  # type: ignore[union-attr]
+    errors.register_generated(file, lambda line: found() and found().node_at(line))  # type: ignore[union-attr]
     weakref.finalize(function.__code__, _forget, file).atexit = False
     spec, given = function.__code__, function.__defaults__ or ()
     names = spec.co_varnames[spec.co_argcount - len(given) : spec.co_argcount]
@@ -553,127 +488,24 @@ def _run_source(code: PythonCode, function_name: str) -> Any:
 
 def _forget(file: str) -> None:
     linecache.cache.pop(file, None)
-    forget_generated(file)
+    errors.forget_generated(file)
 
 
 def _explain(error: BaseException) -> None:
     """Add to an error from generated code the line that failed and whose source it stands for."""
     notes = getattr(error, "__notes__", ())
-    if isinstance(error, FxlabError) or any(note.startswith(RUN_NOTE) for note in notes):
+    if isinstance(error, errors.FxlabError) or any(
+        note.startswith(errors.RUN_NOTE) for note in notes
+    ):
         return
     trace, place = error.__traceback__, None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if file in generated_code:
+        if file in errors.generated_code:
             place = file, trace.tb_lineno
         trace = trace.tb_next
     if place is not None and hasattr(error, "add_note"):
-        error.add_note(run_note(generated_node(*place), linecache.getline(*place)))
-
-
-def _peek(module: Any, path: str) -> Any:
-    """Return what a Module itself holds at a dotted path, or MISSING; nothing is computed."""
-    for part in path.split("."):
-        fields = getattr(module, "__dict__", {})
-        for table in ("_modules", "_parameters", "_buffers"):
-            if part in fields.get(table, ()):
-                module = fields[table][part]
-                break
-        else:
-            module = fields.get(part, MISSING)
-    return module
-
-
-def _parent(module: nn.Module, path: str) -> tuple[Any, str]:
-    prefix, _, name = path.rpartition(".")
-    return (_peek(module, prefix) if prefix else module), name
-
-
-def _install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
-    """Set an attribute; a tensor that is no Parameter becomes a buffer."""
-    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-        to.register_buffer(name, value, persistent)
-    else:
-        setattr(to, name, value)
-
-
-def _targets(graph: Graph) -> dict[str, Any]:
-    """Return the paths that a Graph reads or calls, each with its first Node."""
-    found: dict[str, Any] = {}
-    for node in graph.nodes:
-        if node._op in ("call_module", "get_attr"):
-            found.setdefault(str(node._target), node)
-    return found
-
-
-def _missing(node: Any, root: str) -> _MissingTarget:
-    return _MissingTarget(
-        f"{node._name} refers to {node._target!r}, which {root} does not have", node=node,
-        hint="the target is a dotted path from the root; add what it names to the root first",
-    )  # fmt: skip
-
-
-def _copy_from_module(root: nn.Module, to: nn.Module, graph: Graph) -> None:
-    """Share what the Graph needs; Modules that are only on the way are replaced by empty ones."""
-    for path, node in _targets(graph).items():
-        if path in graph._constants and not hasattr(root, path):
-            _install(to, path, graph._constants[path])
-            continue
-        source, copied = root, to
-        *prefix, name = path.split(".")
-        try:
-            for part in prefix:
-                source = getattr(source, part)
-                made = copied._modules.get(part)
-                if made is None and isinstance(source, nn.Module):
-                    made = copied._modules[part] = nn.Module()
-                    made.training = source.training
-                if made is None or made is source:
-                    setattr(copied, part, source)
-                    break
-                copied = made
-            else:
-                hidden = getattr(source, "_non_persistent_buffers_set", ())
-                _install(copied, name, getattr(source, name), name not in hidden)
-        except AttributeError as error:
-            raise _missing(node, f"the root ({type(root).__name__})") from error
-
-
-def _copy_from_dict(root: dict[str, Any], to: nn.Module, graph: Graph) -> None:
-    """Take values by path; short paths first, so that `a` does not wipe out `a.b`."""
-    root = {**graph._constants, **root}
-    for path, node in sorted(_targets(graph).items(), key=lambda item: item[0].count(".")):
-        if path not in root:
-            raise _missing(node, "the dict given as root")
-        *prefix, name = path.split(".")
-        module: Any = to
-        for part in prefix:
-            if getattr(module, part, None) is None:
-                setattr(module, part, nn.Module())
-            module = getattr(module, part)
-        _install(module, name, root[path])
-
-
-def _look_at(root: nn.Module) -> tuple[type | None, dict[str, Any]]:
-    """Return the type of a traced Module and its plain attributes: what can be read through."""
-    if isinstance(root, GraphModule):
-        return root._original
-    plain = {k: v for k, v in vars(root).items() if k[:1] != "_" and _is_plain(v)}
-    return (None if type(root) is nn.Module else type(root)), plain
-
-
-def _is_plain(value: Any) -> bool:
-    parts = value.values() if isinstance(value, dict) else value
-    parts = parts if isinstance(value, (list, tuple, set, dict)) else (value,)
-    return not any(isinstance(part, (nn.Module, torch.Tensor)) for part in parts)
-
-
-def _pickles(value: Any) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:  # whatever its own pickling raises, it cannot come along
-        return False
-    return True
+        error.add_note(errors.run_note(errors.generated_node(*place), linecache.getline(*place)))
 
 
 def _blank_module(version: str, cls: type[GraphModule], name: str) -> GraphModule:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from .codegen import last_uses
 from .errors import RUN_NOTE, FxlabError, RewriteError, run_note
 from .graph import Graph, _enter_region, _exit_region
 from .graph_module import GraphModule
@@ -60,13 +61,8 @@ class Interpreter:
         self.args_iter: Iterator[Any] = iter(())
         self._named: Kwargs = {}
         self._regions = ExitStack()
-        self.user_to_last_uses: dict[Node, list[Node]] = {}
-        seen: set[Node] = set()
-        for node in reversed(self.graph.nodes) if garbage_collect_values else ():
-            for value in node._input_nodes:
-                if value not in seen:
-                    seen.add(value)
-                    self.user_to_last_uses.setdefault(node, []).append(value)
+        used = last_uses(self.graph.nodes) if garbage_collect_values else {}
+        self.user_to_last_uses: dict[Node, list[Node]] = used
 
     def run(
         self, *args: Any, initial_env: dict[Node, Any] | None = None,

@@ -1,0 +1,185 @@
+"""What does a GraphModule hold besides its Graph: taken from the root, looked at, written to files?
+
+A GraphModule shares what its Graph reads and calls with the Module that was traced, and nothing
+else; Modules that are only on the way to it are replaced by empty ones, so that an edit of the one
+is never an edit of the other.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .errors import RewriteError
+from .graph import MISSING, Graph
+from .node import qualified_name
+
+if TYPE_CHECKING:
+    from .codegen import PythonCode
+
+
+class _MissingTarget(RewriteError, AttributeError):
+    """A Node reads something that the root does not have."""
+
+
+def peek(module: Any, path: str) -> Any:
+    """Return what a Module itself holds at a dotted path, or MISSING; nothing is computed."""
+    for part in path.split("."):
+        fields = getattr(module, "__dict__", {})
+        for table in ("_modules", "_parameters", "_buffers"):
+            if part in fields.get(table, ()):
+                module = fields[table][part]
+                break
+        else:
+            module = fields.get(part, MISSING)
+    return module
+
+
+def parent(module: nn.Module, path: str) -> tuple[Any, str]:
+    """Return the Module that holds what is at a dotted path, and its name there."""
+    prefix, _, name = path.rpartition(".")
+    return (peek(module, prefix) if prefix else module), name
+
+
+def _install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
+    """Set an attribute; a tensor that is no Parameter becomes a buffer."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        to.register_buffer(name, value, persistent)
+    else:
+        setattr(to, name, value)
+
+
+def _targets(graph: Graph) -> dict[str, Any]:
+    """Return the paths that a Graph reads or calls, each with its first Node."""
+    found: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node._op in ("call_module", "get_attr"):
+            found.setdefault(str(node._target), node)
+    return found
+
+
+def _missing(node: Any, root: str) -> _MissingTarget:
+    return _MissingTarget(
+        f"{node._name} refers to {node._target!r}, which {root} does not have", node=node,
+        hint="the target is a dotted path from the root; add what it names to the root first",
+    )  # fmt: skip
+
+
+def copy_from_module(root: nn.Module, to: nn.Module, graph: Graph) -> None:
+    """Share what the Graph needs; Modules that are only on the way are replaced by empty ones."""
+    for path, node in _targets(graph).items():
+        if path in graph._constants and not hasattr(root, path):
+            _install(to, path, graph._constants[path])
+            continue
+        source, copied = root, to
+        *prefix, name = path.split(".")
+        try:
+            for part in prefix:
+                source = getattr(source, part)
+                made = copied._modules.get(part)
+                if made is None and isinstance(source, nn.Module):
+                    made = copied._modules[part] = nn.Module()
+                    made.training = source.training
+                if made is None or made is source:
+                    setattr(copied, part, source)
+                    break
+                copied = made
+            else:
+                hidden = getattr(source, "_non_persistent_buffers_set", ())
+                _install(copied, name, getattr(source, name), name not in hidden)
+        except AttributeError as error:
+            raise _missing(node, f"the root ({type(root).__name__})") from error
+
+
+def copy_from_dict(root: dict[str, Any], to: nn.Module, graph: Graph) -> None:
+    """Take values by path; short paths first, so that `a` does not wipe out `a.b`."""
+    root = {**graph._constants, **root}
+    for path, node in sorted(_targets(graph).items(), key=lambda item: item[0].count(".")):
+        if path not in root:
+            raise _missing(node, "the dict given as root")
+        *prefix, name = path.split(".")
+        module: Any = to
+        for part in prefix:
+            if getattr(module, part, None) is None:
+                setattr(module, part, nn.Module())
+            module = getattr(module, part)
+        _install(module, name, root[path])
+
+
+def look_at(root: nn.Module) -> tuple[type | None, dict[str, Any]]:
+    """Return the type of a traced Module and its plain attributes: what can be read through."""
+    if "_original" in vars(root):
+        return root._original  # type: ignore[return-value]
+    plain = {k: v for k, v in vars(root).items() if k[:1] != "_" and _is_plain(v)}
+    return (None if type(root) is nn.Module else type(root)), plain
+
+
+def _is_plain(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value
+    parts = parts if isinstance(value, (list, tuple, set, dict)) else (value,)
+    return not any(isinstance(part, (nn.Module, torch.Tensor)) for part in parts)
+
+
+def pickles(value: Any) -> bool:
+    """Say whether a value can be pickled."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever its own pickling raises, it cannot come along
+        return False
+    return True
+
+
+_FOLDER_SOURCE = '''"""Written by GraphModule.to_folder; state.pt holds what this code needs."""
+from pathlib import Path
+
+import torch
+{imports}
+
+_STATE = Path(__file__).parent / "state.pt"
+globals().update(torch.load(_STATE, weights_only=False)["objects"])
+
+
+{source}
+
+
+class {name}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.__dict__.update(torch.load(_STATE, weights_only=False)["state"])
+
+    forward = {function}
+'''
+
+
+def _import_text(name: str, value: Any) -> str:
+    """Return an import statement that binds `name` to a module, class or function, or ""."""
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
+    module, _, attribute = qualified_name(value).rpartition(".")
+    found = getattr(sys.modules.get(module), attribute, None)
+    return f"from {module} import {attribute} as {name}" if found is value else ""
+
+
+def write_folder(module: nn.Module, code: PythonCode, folder: Path, module_name: str) -> None:
+    """Write what `GraphModule.to_folder` describes."""
+    folder.mkdir(exist_ok=True, parents=True)
+    imports = {name: _import_text(name, value) for name, value in code.globals.items()}
+    objects = {name: code.globals[name] for name, text in imports.items() if not text}
+    read = {str(node._target).split(".")[0] for node in module._graph.nodes}
+    names = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
+    state = {
+        k: v for k, v in module.__dict__.items() if k in names or k in read or k[-5:] == "_spec"
+    }
+    torch.save({"state": state, "objects": objects}, folder / "state.pt")
+    source = _FOLDER_SOURCE.format(
+        name=module_name, imports="\n".join(sorted(filter(None, imports.values()))),
+        source=code.src.strip(), function=module._graph._codegen._func_name,
+    )  # fmt: skip
+    (folder / "module.py").write_text(source, encoding="utf-8")
+    (folder / "__init__.py").write_text("from .module import *\n", encoding="utf-8")

@@ -1,0 +1,346 @@
+"""How is one value written as Python, so that it comes back as the same value?
+
+The expressions of generated code, and the names in them. In the ordinary case they read as torch.fx
+prints them. Where names could meet, parameters keep theirs, locals step aside for parameters,
+globals step aside for both. What has no exact literal is bound to a global by identity (the
+constant table), so that no `repr` of an object is ever executed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import keyword
+import math
+import operator
+import re
+import types
+import typing
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .errors import CodegenError
+from .node import Argument, Node, immutable_dict, immutable_list, qualified_name
+
+_INFIX = {getattr(operator, name): symbol for name, symbol in {
+    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**",
+    "lshift": "<<", "rshift": ">>", "and_": "&", "or_": "|", "xor": "^", "matmul": "@",
+    "eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
+}.items()}  # fmt: skip
+_PREFIX = {operator.pos: "+", operator.neg: "-", operator.invert: "~"}
+_KINDS = ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL", "KEYWORD_ONLY",
+          "VAR_KEYWORD")  # fmt: skip
+_DEEPEST_ARGUMENT = 80  # CPython refuses about 100 nested brackets
+_NOT_NAMES = frozenset((*keyword.kwlist, "__debug__"))
+_LITERALS = frozenset((bool, str, bytes, type(None)))
+_CALLABLES = (type, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverload,
+              torch._ops.OpOverloadPacket)  # fmt: skip
+_not_word = re.compile(r"\W+", re.ASCII)
+_torch_paths: dict[int, tuple[Any, str]] = {}
+
+
+def is_name(text: str) -> bool:
+    """Say whether source code can use `text` as a name and mean exactly it.
+
+    A keyword cannot be used, nor can what Python's parser would normalise to another name.
+
+    >>> is_name("relu"), is_name("class"), is_name("0"), is_name(chr(0xFB01))
+    (True, False, False, False)
+    """
+    if not text.isidentifier() or text in _NOT_NAMES:
+        return False
+    return text.isascii() or unicodedata.is_normalized("NFKC", text)
+
+
+def attribute_text(base: str, parts: Iterable[str], getter: str = "getattr") -> str:
+    """Return an expression that reads an attribute of an attribute ... of `base`.
+
+    >>> attribute_text("self", ["layer1", "0", "conv"])
+    'getattr(self.layer1, "0").conv'
+    """
+    for part in parts:
+        if is_name(part):
+            base = f"{base}.{part}"
+        else:
+            text = f'"{part}"' if part.isalnum() else repr(part)
+            base = f"{getter}({base}, {text})"
+    return base
+
+
+class Writer:
+    """Writes the expressions of one function; owns its names.
+
+    Args:
+        nodes: the Nodes in order.
+        root: how the code would like to call the module.
+        display: write for a reader: never raise, whatever state the graph is in.
+    """
+
+    def __init__(self, nodes: Iterable[Node], root: str, display: bool = False) -> None:
+        self.nodes, self.display = list(nodes), display
+        self.current: Node | None = None
+        self.globals: dict[str, Any] = {}
+        self._bound: dict[int, str] = {}
+        self._counts: dict[str, int] = {}
+        self._name_locals(root)
+        self.torch, self.getattr = self.bind("torch", torch), self.bind("getattr", getattr)
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def _name_locals(self, root: str) -> None:
+        """Fix the name of each parameter and local: parameters first, then whoever is free."""
+        self.taken = taken = set[str]()
+        self.parameters: dict[Node, tuple[str, str]] = {}
+        for node in self.nodes:
+            if node._op == "placeholder":
+                target = str(node._target)
+                name = target.lstrip("*")
+                plain = _KINDS[(1, 2, 4)[min(len(target) - len(name), 2)]]
+                if not is_name(name) or name in taken:
+                    name = self._free(node._name)
+                taken.add(name)
+                self.parameters[node] = name, node.meta.get("param_kind", plain)
+        self.root = self._free(root)
+        taken.add(self.root)
+        self.local: dict[Node, str] = {}
+        for node in self.nodes:
+            name = node._name
+            if (name in taken or not is_name(name)) and (
+                node._op != "placeholder" or self.parameters[node][0] != name
+            ):
+                name = self._free(name)
+            taken.add(name)
+            self.local[node] = name
+
+    def _free(self, hint: str, obj: Any = None) -> str:
+        """Return a name like `hint` that no parameter, local, global or (other) builtin has."""
+        if not is_name(hint):
+            hint = _not_word.sub("_", hint) or "_unnamed"
+            hint = hint if is_name(hint) else f"_{hint}"
+        name, number = hint, self._counts.get(hint, 0)
+        while name in self.taken or getattr(builtins, name, obj) is not obj:
+            number += 1
+            name = f"{hint}_{number}"
+        self._counts[hint] = number
+        return name
+
+    def bind(self, hint: str, obj: Any) -> str:
+        """Return the global name of an object; no parameter or local can shadow it."""
+        name = self._bound.get(id(obj))
+        if name is None:
+            name = self._bound[id(obj)] = self._free(hint, obj)
+            self.taken.add(name)
+            self.globals[name] = obj
+        return name
+
+    def callee(self, fn: Any) -> str:
+        """Return an expression for a function, class or operator."""
+        known = _torch_paths.get(id(fn))
+        if known is not None:
+            return f"{self.torch}.{known[1]}"
+        path = qualified_name(fn)
+        if path.startswith("torch.") and _resolves(torch, path[6:], fn):
+            _torch_paths[id(fn)] = fn, path[6:]
+            return f"{self.torch}.{path[6:]}"
+        if path.startswith("operator.") and _resolves(operator, path[9:], fn):
+            return f"{self.bind('operator', operator)}.{path[9:]}"
+        return self.bind(path, fn)
+
+    # -- expressions ----------------------------------------------------------------------------
+
+    def value(self, arg: Argument, depth: int = 0) -> str:
+        """Return an expression whose value is `arg`, of the same type."""
+        kind = type(arg)
+        if kind in _LITERALS:
+            return repr(arg)
+        if kind is int:
+            return repr(arg) if -(1 << 1000) < arg < 1 << 1000 else hex(arg)
+        if kind is float:
+            if math.isfinite(arg):
+                return repr(arg)
+            name = "nan" if math.isnan(arg) else "inf"
+            return ("-" if arg < 0 else "") + self.bind(name, getattr(math, name))
+        if isinstance(arg, Node):
+            return self.local.get(arg) or self.refuse(
+                f"{arg._name} is not in this graph", "a node of the same graph",
+                "graph.lint() names every such node", arg._name)  # fmt: skip
+        if depth > _DEEPEST_ARGUMENT and isinstance(arg, (tuple, list, dict, slice, frozenset)):
+            if _holds_node(arg):
+                return self.refuse("it is nested too deeply", f"{_DEEPEST_ARGUMENT} levels at most")
+            return self.bind("_nested", arg)
+        if kind is tuple:
+            inner = ", ".join([self.value(a, depth + 1) for a in arg])
+            return f"({inner},)" if len(arg) == 1 else f"({inner})"
+        if kind is list or kind is immutable_list:
+            return "[" + ", ".join([self.value(a, depth + 1) for a in arg]) + "]"
+        if kind is dict or kind is immutable_dict:
+            value, inner = self.value, depth + 1
+            return "{" + ", ".join([f"{value(k)}: {value(v, inner)}" for k, v in arg.items()]) + "}"
+        if kind is slice:
+            parts = [self.value(a, depth + 1) for a in (arg.start, arg.stop, arg.step)]
+            return f"{self.bind('slice', slice)}({', '.join(parts)})"
+        return self._object(arg, kind, depth)
+
+    def _object(self, arg: Any, kind: type, depth: int) -> str:
+        """Return an expression for what is no plain literal; the last resort is the table."""
+        if kind in (torch.dtype, torch.layout, torch.memory_format):
+            return f"{self.torch}.{str(arg).removeprefix('torch.')}"
+        if kind is torch.device:
+            index = "" if arg.index is None else f", index={arg.index}"
+            return f"{self.bind('device', torch.device)}(type={arg.type!r}{index})"
+        if kind is complex and not any(mark in repr(arg) for mark in ("inf", "nan", "-0")):
+            return repr(arg)
+        if kind is range:
+            return f"{self.bind('range', range)}({arg.start}, {arg.stop}, {arg.step})"
+        if kind is set or kind is frozenset:
+            items = ", ".join(sorted([self.value(a, depth + 1) for a in arg]))
+            text = f"{{{items}}}" if items else f"{self.bind('set', set)}()"
+            return text if kind is set else f"{self.bind('frozenset', frozenset)}({text})"
+        if isinstance(arg, enum.Enum) and is_name(arg.name or ""):
+            if getattr(kind, arg.name, None) is arg:
+                return f"{self.callee(kind)}.{arg.name}"
+        elif isinstance(arg, tuple) and (kind is torch.Size or hasattr(kind, "_make")):
+            inner = ", ".join([self.value(a, depth + 1) for a in arg])
+            if "_fields" in vars(kind) and "__new__" in vars(kind):
+                return f"{self.callee(kind)}({inner})"
+            maker = f"{self.torch}.Size" if kind is torch.Size else f"{self.callee(kind)}._make"
+            return f"{maker}([{inner}])"
+        elif isinstance(arg, _CALLABLES):
+            return self.callee(arg)
+        elif isinstance(arg, (tuple, list, dict)) and _holds_node(arg):
+            return self.refuse(f"it is a {kind.__name__} of nodes", "a plain tuple, list or dict")
+        return self.bind("Ellipsis" if arg is ... else f"_{kind.__name__}".lower(), arg)
+
+    def refuse(self, what: str, expected: str, hint: str = "", shown: str = "...") -> str:
+        """Raise the error for what Python cannot express; a reader gets `shown` instead."""
+        if self.display:
+            return shown
+        where = self.current._name if self.current is not None else "a node"
+        raise CodegenError(f"{where} cannot be written as Python: {what}", node=self.current,
+                           expected=expected, hint=hint)  # fmt: skip
+
+    def operand(self, arg: Argument) -> str:
+        """Return an expression that can stand left of `**`, a dot or a bracket."""
+        text = self.value(arg)
+        return f"({text})" if text[0] == "-" or text[0].isdigit() else text
+
+    def arguments(self, args: Iterable[Any], kwargs: dict[str, Any]) -> str:
+        """Return the text between the parentheses of a call."""
+        local, value = self.local, self.value
+        parts = [local.get(a) or value(a) if type(a) is Node else value(a) for a in args]
+        for key, arg in kwargs.items():
+            parts.append(
+                f"{key} = {value(arg)}" if is_name(key) else f"**{{{key!r}: {value(arg)}}}"
+            )
+        return ", ".join(parts)
+
+    def annotation(self, kind: Any) -> str:
+        """Return an expression for a type annotation; evaluating it gives an equal object."""
+        if kind is None or isinstance(kind, str):
+            return repr(kind)
+        if kind is type(None) or kind is ...:
+            return self.bind("NoneType" if kind is not ... else "Ellipsis", kind)
+        origin, args = typing.get_origin(kind), typing.get_args(kind)
+        if origin is None and isinstance(kind, type):
+            return self.callee(kind)
+        if args and all(isinstance(a, type) or a is ... for a in args):
+            union = origin in (typing.Union, types.UnionType)
+            alias = "Union" if union else getattr(kind, "_name", None)
+            base = getattr(typing, alias, origin) if alias else origin
+            if base[args] == kind and type(base[args]) is type(kind):
+                name = self.bind(f"typing_{alias}" if alias else origin.__name__, base)
+                return f"{name}[{','.join(map(self.annotation, args))}]"
+        return self.bind(f"_annotation_{str(kind)[:40]}", kind)
+
+    # -- right-hand sides -----------------------------------------------------------------------
+
+    def expression(self, node: Node) -> str:
+        """Return the right-hand side of a Node's statement."""
+        self.current = node
+        op, target, args, kwargs = node._op, node._target, node._args, node._kwargs
+        if op == "call_function":
+            return self._call(target, args, kwargs)
+        if op == "call_method":
+            if not args:
+                return self.refuse("a method needs its object", "args[0], whose method is called")
+            method = attribute_text(self.operand(args[0]), (target,), self.getattr)  # type: ignore[arg-type]
+            return f"{method}({self.arguments(args[1:], kwargs)})"
+        path = attribute_text(self.root, target.split("."), self.getattr)  # type: ignore[union-attr]
+        return path if op == "get_attr" else f"{path}({self.arguments(args, kwargs)})"
+
+    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return a call of a function, or its operator form."""
+        if not kwargs and type(target) is types.BuiltinFunctionType:
+            if len(args) == 2:
+                symbol = _INFIX.get(target)
+                if symbol is not None:
+                    left = self.value(args[0])
+                    left = f"({left})" if symbol == "**" and left[0] == "-" else left
+                    return f"{left} {symbol} {self.value(args[1])}"
+                if target is operator.getitem:
+                    return f"{self.operand(args[0])}[{self.value(args[1])}]"
+                if target is getattr and type(args[1]) is str and is_name(args[1]):
+                    return f"{self.operand(args[0])}.{args[1]}"
+            elif len(args) == 1 and target in _PREFIX:
+                return f"{_PREFIX[target]}{self.value(args[0])}"
+        return f"{self.callee(target)}({self.arguments(args, kwargs)})"
+
+    def parameter(self, node: Node) -> str:
+        """Return the text of one parameter: stars, name, annotation, default."""
+        self.current = node
+        name, kind = self.parameters[node]
+        text = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(kind, "") + name
+        if node._type is not None:
+            text += f" : {self.annotation(node._type)}"
+        return f"{text} = {self.value(node._args[0])}" if node._args else text
+
+    def parameter_list(self) -> list[str]:
+        """Return all parameters, in the order in which Python wants their kinds."""
+        order = sorted(self.parameters, key=lambda n: _KINDS.index(self.parameters[n][1]))
+        texts: list[str] = []
+        previous, optional = "", ""
+        for node in order:
+            name, kind = self.parameters[node]
+            if previous == "POSITIONAL_ONLY" != kind:
+                texts.append("/")
+            if kind == "KEYWORD_ONLY" and previous not in (kind, "VAR_POSITIONAL"):
+                texts.append("*")
+            texts.append(self.parameter(node))
+            if optional and not node._args and kind in _KINDS[:2]:
+                self.refuse(f"{name} has no default but stands behind {optional}, which has one",
+                            "parameters without a default first",
+                            "give it a default, or move its placeholder with prepend")  # fmt: skip
+            previous, optional = kind, name if node._args else optional
+        return [*texts, "/"] if previous == "POSITIONAL_ONLY" else texts
+
+    def default(self, node: Node) -> Any:
+        """Return a default as the user wrote it, not the immutable copy that a Node keeps."""
+        kept, frozen = node.meta.get("param_default"), node._args[0]
+        same = isinstance(frozen, (immutable_list, immutable_dict)) and kept == frozen
+        return kept if same else frozen
+
+
+def _resolves(root: Any, path: str, obj: Any) -> bool:
+    """Say whether a dotted path from a module leads to this very object."""
+    for part in path.split("."):
+        root = getattr(root, part, None) if is_name(part) else None
+    return root is obj
+
+
+def _holds_node(arg: Any) -> bool:
+    """Say whether a Node stands anywhere inside an argument, however deep."""
+    stack = [arg]
+    while stack:
+        a = stack.pop()
+        if isinstance(a, Node):
+            return True
+        if isinstance(a, (tuple, list, set, frozenset)):
+            stack.extend(a)
+        elif isinstance(a, dict):
+            stack.extend(a.values())
+        elif isinstance(a, slice):
+            stack += a.start, a.stop, a.step
+    return False
