@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import LintError, call_site
-from .node import OPCODES, Node, map_arg
+from .node import OPCODES, Node, _freeze
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -25,22 +25,37 @@ def lint(graph: Graph) -> None:
     Raises:
         LintError: for the first Node that breaks a rule.
     """
-    seen_names: set[str] = set()
+    names: set[str] = set()
     seen: set[Node] = set()
     regions: list[Node] = []
     module = graph.owning_module
     known: dict[str, Any] = {}
-    started, prev = False, graph._root
+    started, edges, users, prev = False, 0, 0, graph._root
     node = prev._next
     while node is not graph._root:
-        problem = _links(graph, node, prev) or _inputs(node, seen)
-        op = node._op
-        if problem is None and node._name in seen_names:
-            problem = (f"two nodes are called {node._name}", "rename one: node._rename('other')")
+        op, name, problem = node._op, node._name, None
+        if node.graph is not graph or node._prev is not prev or node._erased or op not in _OPCODES:
+            problem = _links(graph, node, prev)
+        elif name in names:
+            problem = (f"two nodes are called {name}", "rename one: node._rename('other')")
+        else:
+            found: dict[Node, None] = {}
+            _freeze(node._args, found)
+            if node._kwargs:
+                _freeze(node._kwargs, found)
+            for source in found:
+                if source not in seen or node not in source.users:
+                    problem = _input(node, source, seen)
+                    break
+            edges += len(found)
+            users += len(node.users)
+            if problem is None and list(found) != list(node._input_nodes):
+                problem = (f"the inputs noted for {name} are not those in its arguments",
+                           "assign node.args or node.kwargs as a whole")  # fmt: skip
         if problem is None:
             if op == "placeholder":
                 if started:
-                    problem = (f"{node._name} is a placeholder behind an operation",
+                    problem = (f"{name} is a placeholder behind an operation",
                                "create placeholders with graph.inserting_before(first node)")  # fmt: skip
                 elif len(node._args) > 1 or node._kwargs:
                     problem = ("a placeholder has at most one argument, its default", "")
@@ -50,18 +65,26 @@ def lint(graph: Graph) -> None:
                     problem = _output(graph, node, regions)
                 elif op == "call_function":
                     problem = _region(node, regions) if node._target in _REGIONS else None
-                elif op != "call_method":
+                elif op != "call_method" and module is not None:
                     problem = _target(node, module, known)
         if problem is not None:
-            what, hint = problem
-            raise LintError(what, node=node, where=node.meta.get("source") or call_site(),
-                            hint=hint)  # fmt: skip
+            _fail(node, *problem)
         seen.add(node)
-        seen_names.add(node._name)
+        names.add(name)
         prev, node = node, node._next
+    if edges != users:
+        for node in seen:
+            for user in node.users:
+                if node not in user._input_nodes:
+                    _fail(node, f"{node._name}.users lists {user._name}, which does not read it",
+                          "assign node.args; do not edit users by hand")  # fmt: skip
     if regions:
-        raise LintError(f"the region {regions[-1]._name} is never left", node=regions[-1],
-                        hint="erase the enter node, or add its exit")  # fmt: skip
+        _fail(regions[-1], f"the region {regions[-1]._name} is never left",
+              "erase the enter node, or add its exit")  # fmt: skip
+
+
+def _fail(node: Node, what: str, hint: str) -> None:
+    raise LintError(what, node=node, where=node.meta.get("source") or call_site(), hint=hint)
 
 
 def _links(graph: Graph, node: Node, prev: Node) -> tuple[str, str] | None:
@@ -74,37 +97,22 @@ def _links(graph: Graph, node: Node, prev: Node) -> tuple[str, str] | None:
     return None
 
 
-def _inputs(node: Node, seen: set[Node]) -> tuple[str, str] | None:
-    for source in node._input_nodes:
-        if source not in seen:
-            if source.graph is not node.graph:
-                return (f"{node._name} reads {source._name}, a node of another graph",
-                        "map arguments while copying: graph.node_copy(node, lambda n: new[n])")  # fmt: skip
-            if source._erased:
-                return (f"{node._name} reads {source._name}, which was erased",
-                        "replace_all_uses_with before erase_node")  # fmt: skip
-            if source is node:
-                return (f"{node._name} reads itself",
-                        "replace_all_uses_with also rewired the node that you inserted: build it "
-                        "afterwards, or pass delete_user_cb=lambda user: user is not new")  # fmt: skip
-            return (f"{node._name} reads {source._name}, which comes later or is not in the graph",
-                    f"move it: {node._name}.prepend({source._name})")  # fmt: skip
-        if node not in source.users:
-            return (f"{source._name}.users does not know its reader {node._name}",
-                    "assign node.args; do not edit users by hand")  # fmt: skip
-    found: dict[Node, None] = {}
-    if any(type(a) is not Node for a in node._args) or node._kwargs:
-        map_arg((node._args, node._kwargs), lambda n: found.setdefault(n))
-    else:
-        found = dict.fromkeys(node._args)
-    if found.keys() != node._input_nodes.keys():
-        return (f"the inputs noted for {node._name} are not those in its arguments",
-                "assign node.args or node.kwargs as a whole")  # fmt: skip
-    for user in node.users:
-        if node not in user._input_nodes:
-            return (f"{node._name}.users lists {user._name}, which does not read it",
-                    "assign node.args; do not edit users by hand")  # fmt: skip
-    return None
+def _input(node: Node, source: Node, seen: set[Node]) -> tuple[str, str]:
+    name = node._name
+    if source is node:
+        return (f"{name} reads itself", "replace_all_uses_with also rewired the node that you "
+                "inserted: pass delete_user_cb=lambda user: user is not new")  # fmt: skip
+    if source.graph is not node.graph:
+        return (f"{name} reads {source._name}, a node of another graph",
+                "map arguments while copying: graph.node_copy(node, lambda n: new[n])")  # fmt: skip
+    if source._erased:
+        return (f"{name} reads {source._name}, which was erased",
+                "replace_all_uses_with before erase_node")  # fmt: skip
+    if source not in seen:
+        return (f"{name} reads {source._name}, which comes later",
+                f"move it: {name}.prepend({source._name})")  # fmt: skip
+    return (f"{source._name}.users does not know its reader {name}",
+            "assign node.args; do not edit users by hand")  # fmt: skip
 
 
 def _output(graph: Graph, node: Node, regions: list[Node]) -> tuple[str, str] | None:
@@ -129,9 +137,7 @@ def _region(node: Node, regions: list[Node]) -> tuple[str, str] | None:
 
 
 def _target(node: Node, module: Any, known: dict[str, Any]) -> tuple[str, str] | None:
-    """Check that a dotted path leads somewhere in the owning module, if there is one."""
-    if module is None:
-        return None
+    """Check that a dotted path leads somewhere in the owning module."""
     path = str(node._target)
     try:
         value = known[path] if path in known else lookup(module, path)
