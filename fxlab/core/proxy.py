@@ -403,8 +403,9 @@ for _name in magic_methods:
     setattr(Proxy, f"__{_name}__", _record(_function(_name)))
 for _name in inplace_methods.split():
     setattr(Proxy, f"__{_name}__", _record(getattr(operator, _name)))
-for _name in ("setitem", "delitem"):
-    setattr(Proxy, f"__{_name}__", _record(getattr(operator, _name)))
+for _name in ("setitem", "delitem"):  # statements: their methods return None
+    setattr(Proxy, f"__{_name}__", lambda self, *args, _do=_record(getattr(operator, _name)): (
+        _do(self, *args), None)[1])
 for _name in reflectable:
     setattr(Proxy, f"__r{_name}__", _record(_function(_name), swapped=True))
 Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]
