@@ -387,7 +387,9 @@ def cosine_similarity(ctx: Builder, x1: Any, x2: Any, dim: int = 1, eps: float =
 
 
 @converter(F.mse_loss)
-def mse_loss(ctx: Builder, input: Any, target: Any, *_: Any, reduction: str = "mean") -> Any:
+def mse_loss(
+    ctx: Builder, input: Any, target: Any, *_: Any, reduction: str = "mean", **__: Any
+) -> Any:
     difference = ctx.op("Sub", input, target)
     squares = ctx.op("Mul", difference, difference)
     if reduction == "none":

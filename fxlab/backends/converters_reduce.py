@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fxlab.backends.converters_math import register
+from fxlab.backends.converters_math import elementwise, register
 from fxlab.backends.onnx import Builder, OnnxValue, Unsupported, converter
 
 __all__: list[str] = []
@@ -66,13 +66,13 @@ for _name, _op in {"amax": "ReduceMax", "amin": "ReduceMin"}.items():
     _reduction(_name, _op)
 
 
-def _extreme(name: str, reduce: str, arg: str, elementwise: str) -> None:
+def _extreme(name: str, reduce: str, arg: str, pairwise: str) -> None:
     def convert(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
         args = args or tuple(kwargs.pop(k) for k in ("other", "dim") if k in kwargs)
         if not args:
             return ctx.op(reduce, input, None, keepdims=0)
         if not isinstance(args[0], int):
-            return elementwise(ctx, elementwise, input, args[0])
+            return elementwise(ctx, pairwise, input, args[0])
         keepdim = bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
         axis = args[0] % max(input.dim(), 1)
         values = ctx.op(reduce, input, ctx.const([axis], I64), keepdims=int(keepdim))

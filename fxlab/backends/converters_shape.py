@@ -326,12 +326,16 @@ def gather(ctx: Builder, input: Any, dim: int, index: Any, **_: Any) -> Any:
 
 def _trimmed(ctx: Builder, x: Any, index: Any, axis: int) -> Any:
     """ONNX wants equal sizes off the axis, PyTorch lets the index be smaller."""
-    cuts = [
-        (d, 0, size, 1)
-        for d, size in enumerate(index.shape)
-        if d != axis and not isinstance(size, SymbolicInt) and size != x.shape[d]
-    ]
-    return _slice(ctx, x, cuts) if cuts else x
+    for d, size in enumerate(index.shape):
+        if d != axis and not isinstance(size, SymbolicInt) and size != x.shape[d]:
+            x = _rank(ctx.op("Gather", x, torch.arange(size), axis=d), x)
+    return x
+
+
+def _rank(value: OnnxValue, like: Any) -> OnnxValue:
+    """Give an intermediate the number of dimensions of `like` (its sizes are not looked at)."""
+    value.fake = like.fake
+    return value
 
 
 @converter("take_along_dim", torch.take_along_dim)
@@ -492,7 +496,14 @@ def pad(
     before, after = [0] * rank, [0] * rank
     for k in range(len(pad) // 2):
         before[rank - 1 - k], after[rank - 1 - k] = pad[2 * k], pad[2 * k + 1]
-    kinds = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+    if mode == "circular":  # ONNX has "wrap", but not every runtime
+        for axis in range(rank):
+            if before[axis] or after[axis]:
+                ends = [_slice(ctx, input, [(axis, -before[axis], END, 1)])] * bool(before[axis])
+                starts = [_slice(ctx, input, [(axis, 0, after[axis], 1)])] * bool(after[axis])
+                input = ctx.op("Concat", *ends, input, *starts, axis=axis)
+        return input
+    kinds = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
     amounts = ctx.ints([*before, *after])
     fill = ctx.cast(value or 0, input.dtype) if mode == "constant" else None
     return ctx.op("Pad", input, amounts, fill, mode=kinds[mode])

@@ -223,7 +223,7 @@ class _OpenVinoEngine:
     ) -> None:
         """Tell the engine the outputs' shapes (None where one may vary) and dtypes."""
         order = {name: i for i, port in enumerate(self.compiled.inputs) for name in port.names}
-        self._order = [order[name] for name, _ in inputs]
+        self._order = [order.get(name) for name, _ in inputs]  # OpenVINO drops inputs unread
         self._out = list(outputs)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -232,6 +232,8 @@ class _OpenVinoEngine:
             request = self._local.request = self.compiled.create_infer_request()
         tensor = self._tensor
         for index, value in zip(self._order, tensors, strict=True):
+            if index is None:
+                continue
             request.set_input_tensor(index, tensor(value.numpy(), shared_memory=True))
         results: list[torch.Tensor | None] = []
         for index, (_, shape, dtype) in enumerate(self._out):

@@ -121,8 +121,10 @@ class AliasClasses:
             if node.op == "get_attr":
                 self._union(node, attributes.setdefault(str(node.target), node))
             elif node.op not in ("placeholder", "output"):
-                fresh = makes_new_value(node, gm)
-                for other in mutated_inputs(node, gm) if fresh else node.all_input_nodes:
+                same = mutated_inputs(node, gm)  # what writes in place returns what it wrote to
+                if not same and not makes_new_value(node, gm):
+                    same = node.all_input_nodes
+                for other in same:
                     self._union(node, other)
 
     def find(self, node: Node) -> Node:
