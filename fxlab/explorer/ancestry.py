@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fxlab.core.node import target_text
+
 if TYPE_CHECKING:
     from fxlab.explorer.frames import State
     from fxlab.explorer.timeline import Timeline
@@ -16,17 +18,26 @@ def node_id(node: Any) -> int:
     return own if isinstance(own, int) else -id(node)
 
 
-def ancestors_of(meta: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    """The provenance of a node, whatever kind it is."""
-    found = meta.get("from", ())
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, tuple) else []
+def ancestors_of(node: Any) -> Sequence[dict[str, Any]]:
+    """The provenance of a node, whatever kind it is; nearest ancestor first."""
+    found = node.meta.get("from", ())
+    told = [one for one in found if isinstance(one, dict)] if isinstance(found, tuple) else []
+    return [*getattr(node, "_fxlab_from", ()), *told]
+
+
+def foreign_ancestor(node: Any, old: Any) -> None:
+    """Note on a torch.fx node which other it stands for: its meta is copied about, so not there."""
+    if node is old:
+        return
+    target = old.target if isinstance(old.target, str) else target_text(old.target)
+    entry = {"id": node_id(old), "name": old.name, "op": old.op, "target": target}
+    known = [one for one in getattr(node, "_fxlab_from", ()) if one["id"] != entry["id"]]
+    node._fxlab_from = (entry, *known, *getattr(old, "_fxlab_from", ()))[:8]
 
 
 def ancestor_ids(node: Any) -> list[int]:
     """The ids of a node's ancestors, nearest first."""
-    found = [one["id"] for one in ancestors_of(node.meta) if "id" in one]
-    origin = node.meta.get("fxlab_origin")
-    return [*found, node_id(origin)] if origin is not None else found
+    return [one["id"] for one in ancestors_of(node) if "id" in one]
 
 
 def module_stack(meta: dict[str, Any]) -> tuple[tuple[str, str], ...]:

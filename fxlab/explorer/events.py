@@ -71,6 +71,8 @@ class Watched:
     first: list[tuple[Any, ...]] = field(default_factory=list)
     how: str | None = None
     modules: dict[str, str] = field(default_factory=dict)
+    names_at: int = 0
+    origin: Any = None
     asked: bool = False
     original: bool = False
 

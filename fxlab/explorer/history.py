@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxlab.core.graph import shape_text
+from fxlab.core.graph import MISSING, shape_text
 from fxlab.explorer import sentences
 from fxlab.explorer.ancestry import ancestor_ids, ancestors_of, module_stack, node_id, pair_rows
 from fxlab.explorer.edits import EditWriter
@@ -186,7 +186,17 @@ class Writer(EditWriter):
             first[row] = self._state(fields)
             self._enter(row, first[row])
         title = self.timeline.title if name == "p0" else type_name(watched) or name
-        return Program(name, title, made_from, watched.path, first, dict(watched.modules))
+        names = dict(watched.modules)
+        for event in reversed(self.recorder.events[: watched.names_at]):
+            if event.kind in ("module", "attr") and event.graph is watched.graph:
+                if event.before["value"] is MISSING:
+                    names.pop(event.before["path"], None)
+                else:
+                    names.setdefault(event.before["path"], type(event.before["value"]).__name__)
+        if made_from is not None:
+            # It may call what it does not own yet: its owner takes that over when it is built.
+            names = {**self._program_called(made_from["program"]).modules, **names}
+        return Program(name, title, made_from, watched.path, first, names)
 
     def _write_rows(self) -> None:
         owners: dict[int, str] = {}
@@ -210,7 +220,7 @@ class Writer(EditWriter):
                 meta.get("made_by") or "",
                 self.places.cite_all(meta.get("source", ())),
                 module_stack(meta),
-                tuple(self._ancestor(one) for one in ancestors_of(meta)),
+                tuple(self._ancestor(one) for one in ancestors_of(self.node_of[row])),
             )
 
     def _ancestor(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -239,6 +249,8 @@ class Writer(EditWriter):
         written = PassSpan(name, None, begin, begin - 1, kind=span.kind, program=program)
         timeline._passes.append(written)
         for offset, event in enumerate(events):
+            if event.kind in ("module", "attr") and event.graph not in self.ids:
+                event = event._replace(graph=self._heir(event.graph))
             if event.graph in self.ids:
                 self._write_event(event, first + offset, index, span)
         result_graph = getattr(span.result, "graph", None)
@@ -269,6 +281,13 @@ class Writer(EditWriter):
                 written.kept = [str(one) for one in written.report.get("kept", ())]
         written.sentence = self._pass_sentence(written, len(before))
 
+    def _heir(self, graph: Any) -> Any:
+        """The program that was copied from a graph which is none itself, or that graph."""
+        for other, watched in self.recorder.watched.items():
+            if other in self.ids and watched.origin is graph:
+                return other
+        return graph
+
     def _verdict(self, verdict: dict[str, Any] | None) -> dict[str, Any] | None:
         """A verdict with its node as a row."""
         if verdict is None:
@@ -282,9 +301,8 @@ class Writer(EditWriter):
         """The name of a pass that was called inside a block without `timeline.run`."""
         names: dict[str, None] = {}
         for event in events:
-            name = self.recorder.name_of(event)
-            if name:
-                names[name] = None
+            if event.where:
+                names[self.recorder.name_of(event)] = None
         return " + ".join(list(names)[:3]) or "edits"
 
     def _new_shapes(self, shapes: Sequence[tuple[Any, Any]]) -> dict[int, str]:
@@ -356,28 +374,28 @@ class Writer(EditWriter):
         return step
 
     def _write_result(self, pass_index: int, old: str, new: str, span: Span) -> None:
-        pairs = pair_rows(self.timeline, self.live[old], self.live[new])
         parts = []
+        rows = dict(self.live[new])
         for row, state in self.live[new].items():
             inner = submodule(span.result, state.target) if state.op == "call_module" else None
             part = self.ids.get(getattr(inner, "graph", None))
-            if part is not None:
+            if part is not None and part != new:
                 parts.append({"row": row, "program": part})
-                owner = self._program_called(part)
-                owner.path = state.target
-                owner.title = state.target
-                owner.made_from = {"program": old, "how": "split"}
+                program = self._program_called(part)
+                program.path = program.title = state.target
+                program.made_from = {"program": old, "how": "split"}
+                rows.update(self.live[part])
+        pairs = pair_rows(self.timeline, self.live[old], rows)
         after = {"program": new, "pairs": [list(pair) for pair in pairs], "parts": parts}
         gone = len(self.live[old]) - len(pairs)
-        fresh = len(self.live[new]) - len(pairs)
+        inside = len(rows) - len(self.live[new])
         name = self.timeline._passes[pass_index].name
-        text = (
-            f"{name} returns another module: {plural(len(pairs), 'row')} "
-            f"{'is' if len(pairs) == 1 else 'are'} kept, {gone} gone, {fresh} new"
-        )
+        what = "another module"
         if parts:
-            text += f"; it calls {plural(len(parts), 'part')}"
+            what += f" with {plural(len(parts), 'part')} ({plural(inside, 'row')} in them)"
             self._program_called(new).made_from = {"program": old, "how": "split"}
+        kept = f"{plural(len(pairs), 'row')} {'is' if len(pairs) == 1 else 'are'} kept"
+        text = f"{name} returns {what}: {kept}, {gone} gone, {len(rows) - len(pairs)} new"
         edit = Edit("result", old, None, {"program": old}, after)
         self._add_step(edit, text, new, (), pass_index, None)
 

@@ -61,9 +61,9 @@ class LiveReplay:
             node = self.next[node]
         return nodes
 
-    def play(self, events: list[Event], count: int) -> None:
-        """Play forwards until `count` events are done."""
-        for event in events[self.done : count]:
+    def play(self, events: list[Event], count: int, again: bool = False) -> None:
+        """Play forwards until `count` events are done; `again`: play these from the first."""
+        for event in events[0 if again else self.done : count]:
             if event.graph is self.graph and event.kind not in ("module", "attr"):
                 self._play(event)
         self.done = max(self.done, count)

@@ -28,7 +28,6 @@ from fxlab.core import graph as core_graph
 from fxlab.core.errors import EditLimitError, RewriteError, call_site
 from fxlab.core.graph import MISSING, Graph, made_by
 from fxlab.core.graph_module import GraphModule
-from fxlab.explorer.encode import sample
 from fxlab.explorer.events import (
     Boundary,
     Event,
@@ -44,7 +43,7 @@ from fxlab.explorer.events import (
 from fxlab.explorer.state import State, look_at, module_names, set_state
 
 GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
-CONTEXTLIB = contextlib.__file__
+MACHINERY = (contextlib.__file__, torch_module.__file__)
 _makers = core_graph._makers
 COPY_CODE = Graph._copy_into.__code__
 
@@ -71,7 +70,7 @@ class Recorder:
         self.paused = False
         self.undone_from: int | None = None
         self.error: BaseException | None = None
-        self.state: State | None = None
+        self.states: dict[Any, State] = {}
         self.current: Any = None
         self.most = float("inf")
         self.ends_at: float | None = None
@@ -91,8 +90,7 @@ class Recorder:
         self.attach(gm)
         for watched in self.watched.values():
             watched.original = True
-        assert self.state is not None
-        for module in self.state.modules.values():
+        for module in self.states[gm].modules.values():
             for table in (module._modules, module._parameters, module._buffers, vars(module)):
                 self.orders.append((table, list(table)))
         self.initial = self.boundary(gm)
@@ -104,13 +102,14 @@ class Recorder:
         self.current = gm
         if graph not in self.watched:
             self.watch(graph, module=gm)
-        self.watched[graph].module = gm
-        self.state = State(gm)
-        self.watched[graph].modules = module_names(gm, self.state)
+        if gm not in self.states or self.watched[graph].module is not gm:
+            self.adopt(gm)
         self.most = self.max_growth * max(2, len(graph.nodes))
-        for path, inner in self.state.modules.items():
-            if path and isinstance(inner, GRAPH_MODULES) and inner.graph not in self.watched:
-                self.watch(inner.graph, module=inner, path=path)
+        for path, inner in self.states[gm].modules.items():
+            if path and isinstance(inner, GRAPH_MODULES):
+                if inner.graph not in self.watched:
+                    self.watch(inner.graph, module=inner, path=path)
+                self.watched[inner.graph].module, self.watched[inner.graph].path = inner, path
         if self.inputs is not None and self.reference is None:
             from fxlab.explorer.sameness import Reference
 
@@ -205,6 +204,20 @@ class Recorder:
             right="for node in list(gm.graph.nodes):",
         )
 
+    def hear_foreign(self, event: Event) -> None:
+        """Note one edit of a torch.fx graph."""
+        self.events.append(event)
+        if len(self.events) > self.max_edits or len(event.graph.nodes) > self.most or self.ends_at:
+            self._enough(event.graph)
+
+    def adopt(self, gm: Any) -> None:
+        """Hear state edits of a GraphModule that was made meanwhile."""
+        self.states[gm] = State(gm)
+        watched = self.watched[gm.graph]
+        names = module_names(gm, self.states[gm])
+        watched.modules = {**names, **watched.modules}
+        watched.module, watched.names_at = gm, watched.names_at or len(self.events)
+
     def _created(self, graph: Graph) -> None:
         """A new Graph: listen to it; whether it becomes a program shows later."""
         if self.paused or not self.live or threading.get_ident() != self.thread:
@@ -230,19 +243,22 @@ class Recorder:
 
     def _hear_state(self, kind: str, graph: Any, before: Any, after: Any) -> None:
         """An edit that a GraphModule tells of."""
-        if self.current is None or before.get("module") is not self.current:
+        if graph not in self.watched:
             return
+        gm = before["module"]
+        if gm not in self.states:
+            self.adopt(gm)
         self._note_state(kind, graph, before, after, None)
 
     def _note_state(self, kind: str, graph: Any, before: Any, after: Any, mark: Any) -> None:
         maker = getattr(_makers, "name", None)
-        where = call_site(5)
-        # A state edit runs inside a context manager of the core: its exit is no line of a pass.
-        where = where[1:] if where and where[0][0] == CONTEXTLIB else where[:4]
-        self.events.append(Event(kind, graph, mark, before, after, where, None, maker))
-        if self.state is not None:
-            value = after["value"]
-            self.state.note(after["path"], None if value is MISSING else value)
+        where = call_site(7)
+        # The machinery of a state edit (a context manager, nn.Module's setter) is no pass's line.
+        while where and where[0][0] in MACHINERY:
+            where = where[1:]
+        self.events.append(Event(kind, graph, mark, before, after, where[:4], None, maker))
+        value = after["value"]
+        self.states[before["module"]].note(after["path"], None if value is MISSING else value)
         if len(self.events) > self.max_edits:
             self._enough(graph)
 
@@ -257,20 +273,20 @@ class Recorder:
         self, kind: str, module: nn.Module, name: str, value: Any, table: dict[str, Any]
     ) -> None:
         """Torch is about to register something; told of modules inside the recorded one only."""
-        if self.state is None or self.paused or threading.get_ident() != self.thread:
+        if self.paused or threading.get_ident() != self.thread:
             return
-        if "_editing" in vars(self.current):
-            return  # the GraphModule tells of this edit itself, once it is done
-        base = self.state.paths.get(id(module))
-        if base is None or self.state.modules.get(base) is not module:
+        for gm, state in self.states.items():
+            base = state.paths.get(id(module))
+            if base is None or state.modules.get(base) is not module:
+                continue
+            old = table.get(name, MISSING)
+            if old is value or "_editing" in vars(gm):
+                return  # the GraphModule tells of this edit itself, once it is done
+            path = f"{base}.{name}" if base else name
+            before = {"path": path, "value": old, "module": gm}
+            after = {"path": path, "value": value, "module": gm}
+            self._note_state(kind, gm.graph, before, after, "hook")
             return
-        path = f"{base}.{name}" if base else name
-        old = table.get(name, MISSING)
-        if old is value:
-            return
-        before = {"path": path, "value": old, "module": self.current}
-        after = {"path": path, "value": value, "module": self.current}
-        self._note_state(kind, self.current.graph, before, after, "hook")
 
     # -- passes -------------------------------------------------------------------------------
 
@@ -309,10 +325,7 @@ class Recorder:
 
     def close(self, span: Span, result: Any, ok: bool = True) -> None:
         """End a span: compare state, judge the output, note shapes and the report."""
-        if self.current is not None and self.state is not None:
-            self.compare_state()
-            if self.foreign is not None:
-                self.foreign.compare()
+        self.settle()
         span.result = result if result is not None else self.current
         same_program = span.result is self.current and span.result.graph is span.start.graph
         span.last = len(self.events)
@@ -362,40 +375,25 @@ class Recorder:
             cost.update(measured)
         return Boundary(gm.graph, {**cost, "seconds": None}, shapes, columns)
 
-    def compare_state(self) -> None:
-        """Find what no hook told: deletions, writes into tensors, plain attributes set to None."""
-        assert self.state is not None
-        old_modules, old_tensors = self.state.modules, self.state.tensors
-        old_prints, graph = self.state.prints, self.current.graph
-        modules, tensors = look_at(self.current)
-        told: list[str] = []
-        found = 0
-        for kind, old, new in (("module", old_modules, modules), ("attr", old_tensors, tensors)):
-            for path in [*old, *(one for one in new if one not in old)]:
-                one, other = old.get(path, MISSING), new.get(path, MISSING)
-                inside = any(path.startswith(f"{above}.") for above in told)
-                if one is other or inside:
-                    continue
-                told.append(path)
-                found += 1
-                self._by_snapshot(kind, graph, path, one, other)
-        for path, tensor in tensors.items():
-            if tensor is None or old_tensors.get(path) is not tensor:
-                continue
-            version, numbers = old_prints.get(path) or (None, None)
-            if version is None or tensor.is_inference():
-                continue
-            if tensor._version != version or (numbers is not None and sample(tensor) != numbers):
-                note = {"path": path, "value": tensor, "module": self.current, "written": True}
-                self.events.append(Event("attr", graph, "snapshot", note, note, ()))
-                found += 1
-        if found:
-            self.state.look()
+    def settle(self) -> None:
+        """Find by comparing what no listener told."""
+        for gm in self.states:
+            self.compare_state(gm)
+        if self.foreign is not None:
+            self.foreign.compare()
 
-    def _by_snapshot(self, kind: str, graph: Any, path: str, old: Any, new: Any) -> None:
-        before = {"path": path, "value": old, "module": self.current}
-        after = {"path": path, "value": new, "module": self.current}
-        self.events.append(Event(kind, graph, "snapshot", before, after, ()))
+    def compare_state(self, gm: Any) -> None:
+        """Find what no hook told: deletions, writes into tensors, entries set to None."""
+        state, found = self.states[gm], len(self.events)
+        for kind, path, old, new in state.differences():
+            before = {"path": path, "value": old, "module": gm}
+            after = {"path": path, "value": new, "module": gm}
+            self.events.append(Event(kind, gm.graph, "snapshot", before, after, ()))
+        for path, tensor in state.written():
+            note = {"path": path, "value": tensor, "module": gm, "written": True}
+            self.events.append(Event("attr", gm.graph, "snapshot", note, note, ()))
+        if len(self.events) > found:
+            state.look()
 
     # -- undo ---------------------------------------------------------------------------------
 
@@ -410,6 +408,7 @@ class Recorder:
 
     def give_up(self, start: int) -> None:
         """End a pass that raised: undo the edits of the current program from event `start` on."""
+        self.settle()
         if self.open is not None:
             self.open.last, self.open.end = len(self.events), Boundary(self.current.graph)
             self.open.result, self.open = self.current, None
@@ -511,6 +510,7 @@ def finish_block(recorder: Recorder, error: BaseException | None) -> None:
         if error is None:
             recorder.close(span, result)
         else:
+            recorder.settle()
             span.last, span.end, span.result = (
                 len(recorder.events),
                 Boundary(None),

@@ -58,6 +58,36 @@ class State:
             self.tensors[path] = value
             self.prints[path] = (value._version, None)
 
+    def differences(self) -> list[tuple[str, str, Any, Any]]:
+        """Edits that were not noted, the outermost only: (module or attr, path, old, new)."""
+        modules, tensors = look_at(self.root)
+        told: list[tuple[str, str, Any, Any]] = []
+        if modules == self.modules and tensors.keys() == self.tensors.keys():
+            pairs = zip(tensors.values(), (self.tensors[path] for path in tensors), strict=True)
+            if all(one is other for one, other in pairs):
+                return told
+        for kind, old, new in (
+            ("module", self.modules, modules),
+            ("attr", self.tensors, tensors),
+        ):
+            for path in [*old, *(one for one in new if one not in old)]:
+                one, other = old.get(path, MISSING), new.get(path, MISSING)
+                inside = any(path.startswith(f"{above}.") for _, above, _, _ in told)
+                if one is not other and not inside:
+                    told.append((kind, path, one, other))
+        return told
+
+    def written(self) -> list[tuple[str, torch.Tensor]]:
+        """Tensors that hold other numbers than when they were noted."""
+        found = []
+        for path, tensor in look_at(self.root)[1].items():
+            version, numbers = self.prints.get(path) or (None, None)
+            if tensor is None or self.tensors.get(path) is not tensor or version is None:
+                continue
+            if tensor._version != version or (numbers is not None and sample(tensor) != numbers):
+                found.append((path, tensor))
+        return found
+
 
 def fingerprint(tensor: torch.Tensor | None) -> tuple[int, Any] | None:
     """What changes when somebody writes into a tensor: its version, and a sample of its numbers."""
