@@ -293,7 +293,7 @@ def _workspace_bytes(packet: Any, inputs: list[torch.Tensor]) -> int:
     """Return the scratch memory of one operator that no result shows.
 
     On a CPU, oneDNN copies a convolution's weights into the blocked layout of its kernel for the
-    duration of the call.
+    duration of the call. (That it pads fewer than 16 channels to 16 is not counted.)
     """
     if packet in _CONVOLUTIONS and len(inputs) > 1 and inputs[0].device.type == "cpu":
         return _nbytes(inputs[1])

@@ -113,7 +113,8 @@ def compare(reference: Any, other: Any, precision: str = "") -> Difference:
             scale = max(scale, float(finite.abs().max()))
         signal += float(finite.square().sum())
         noise += float(delta.square().sum())
-    sqnr = math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal else -math.inf
+    ratio = signal / noise if noise else math.inf
+    sqnr = 10 * math.log10(ratio) if 0 < ratio < math.inf else -math.inf if ratio == 0 else ratio
     relative = max_abs / scale if scale else (0.0 if max_abs == 0 else math.inf)
     return Difference(max_abs, relative, sqnr, precision)
 
@@ -121,7 +122,7 @@ def compare(reference: Any, other: Any, precision: str = "") -> Difference:
 def _wide(value: torch.Tensor) -> torch.Tensor:
     value = value.detach()
     value = value.dequantize() if value.is_quantized else value.to_dense()
-    return value.abs().double() if value.is_complex() else value.double()
+    return (torch.view_as_real(value) if value.is_complex() else value).double()
 
 
 @dataclass(frozen=True)

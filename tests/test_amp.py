@@ -1,0 +1,166 @@
+"""Mixed precision: autocast's answer with fewer casts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fxlab
+from fxlab.models import MLP, DeepRecommender, LearningToPaintActor, TransformerBlock, resnet50
+from fxlab.passes import PassManager, amp, compare
+from fxlab.passes.amp import column
+
+torch.set_num_threads(1)
+
+
+class CountCasts(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
+
+
+def casts(work):
+    with torch.no_grad(), CountCasts() as counter:
+        out = work()
+    return counter.count, out
+
+
+MODELS = [
+    (TransformerBlock, (2, 16, 32)),
+    (resnet50, (1, 3, 64, 64)),
+    (LearningToPaintActor, (1, 9, 128, 128)),
+    (lambda: DeepRecommender(500), (4, 500)),
+    (MLP, (2, 8)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), MODELS)
+def test_casts_are_fewer_than_autocasts_and_the_error_is_no_larger(make, shape):
+    model, x = make().eval(), torch.randn(shape)
+
+    def autocast():
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    gm = amp(fxlab.symbolic_trace(model), torch.bfloat16, x)
+    ours, out = casts(lambda: gm(x))
+    theirs, out_autocast = casts(autocast)
+    assert ours == gm.meta["reports"]["amp"]["casts"]
+    assert ours <= theirs
+    exact = model.double()(x.double())
+    ours_db, theirs_db = (compare(exact, o).sqnr_db for o in (out, out_autocast))
+    assert ours_db > theirs_db - 3
+    assert ours_db > 25
+    assert out.dtype == torch.float32
+    assert gm.meta["reports"]["amp"]["sqnr_db"] == pytest.approx(ours_db, abs=1)
+
+
+def test_the_users_weights_stay_float32_and_the_copies_are_low():
+    model = MLP().eval()
+    gm = amp(fxlab.symbolic_trace(model))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.dtype for p in gm.parameters()} == {torch.bfloat16}
+
+
+def test_a_value_is_cast_once_for_all_its_readers():
+    gm = amp(fxlab.symbolic_trace(TransformerBlock().eval()))
+    query, key, value = (gm.graph.find_nodes(op="call_module", target=t)[0]
+                         for t in ("query", "key", "value"))  # fmt: skip
+    assert query.args[0] is key.args[0] is value.args[0]
+
+
+def test_a_cast_moves_up_through_views_to_where_it_is_shared():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(2, 2)
+
+        def forward(self, x):
+            x = torch.softmax(x, -1)
+            return self.a(x.reshape(-1, 4)).sum() + self.b(x.reshape(-1, 2)).sum()
+
+    gm = amp(fxlab.symbolic_trace(Views().eval()))
+    low = [n for n in gm.graph.find_nodes(op="call_method", target="to")
+           if n.args[1] == torch.bfloat16]  # fmt: skip
+    assert len(low) == 1
+    assert low[0].args[0].target is torch.softmax
+
+
+def test_parameters_read_by_functions_are_cast_ahead_of_time():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            return F.linear(x, self.w, bias=self.b)
+
+    gm = amp(fxlab.symbolic_trace(Functional().eval()))
+    assert gm.w_bfloat16.dtype == torch.bfloat16
+    assert gm.meta["reports"]["amp"]["casts"] == 2  # the input and the output
+    assert gm(torch.randn(2, 4)).dtype == torch.float32
+
+
+def test_integers_masks_and_sizes_are_never_cast():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = nn.Embedding(10, 4), nn.Linear(4, 4)
+
+        def forward(self, ids):
+            x = self.table(ids)
+            mask = (ids > 3).unsqueeze(-1)
+            x = self.out(x).masked_fill(mask, 0.0)
+            return x.reshape(ids.shape[0], -1), ids + 1
+
+    model, ids = Tokens().eval(), torch.tensor([[1, 5], [2, 3]])
+    gm = amp(fxlab.symbolic_trace(model), torch.bfloat16, ids)
+    out, more = gm(ids)
+    assert torch.equal(more, ids + 1)
+    assert compare(model(ids)[0], out).sqnr_db > 25
+
+
+def test_a_value_that_is_written_in_place_is_cast_anew():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = torch.exp(x)
+            y = self.a(x)
+            x.mul_(3)
+            return y + self.b(x)
+
+    model, x = Writes().eval(), torch.randn(2, 4)
+    gm = amp(fxlab.symbolic_trace(model))
+    assert compare(model(x.clone()), gm(x.clone())).sqnr_db > 25
+
+
+def test_the_op_table_has_the_four_words():
+    gm = fxlab.symbolic_trace(TransformerBlock().eval())
+    words = {node.name: column(node, gm) for node in gm.graph.nodes}
+    assert words["query"] == words["matmul"] == "lower"
+    assert words["softmax"] == words["norm1"] == "keep"
+    assert words["add"] == words["gelu"] == "follow"
+    scatter = fxlab.symbolic_trace(lambda x, i, y: x.index_add(0, i, y))
+    assert column(scatter.graph.find_nodes(op="call_method")[0], scatter) == "widest"
+
+
+def test_the_manager_accepts_the_loss_that_the_pass_declares():
+    x = torch.randn(2, 16, 32)
+    manager = PassManager([amp], inputs=(x,))
+    manager(fxlab.symbolic_trace(TransformerBlock().eval()))
+    assert 20 < manager.rows[0].difference.sqnr_db < 100
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(ValueError, match=r"bfloat16 or torch\.float16"):
+        amp(fxlab.symbolic_trace(MLP()), torch.float64)

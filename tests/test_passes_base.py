@@ -1,0 +1,219 @@
+"""Reports, provenance of passes, and the manager that stops at the first wrong one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxlab
+from fxlab.models import MLP, FusionCases
+from fxlab.models.small import randomize_batch_norms
+from fxlab.passes import (
+    PassBase,
+    PassError,
+    PassManager,
+    PassResult,
+    as_pass,
+    compare,
+    const_fold,
+    cse,
+    dce,
+    fuse_conv_bn,
+    report,
+)
+from fxlab.passes.base import copy_sharing_tensors
+from fxlab.passes.manager import this_before_that_pass_constraint
+
+torch.set_num_threads(1)
+X = torch.randn(2, 4, 8, 8)
+
+
+def traced():
+    return fxlab.symbolic_trace(randomize_batch_norms(FusionCases()).eval())
+
+
+@as_pass
+def relu_to_gelu(gm):
+    for node in list(gm.graph.nodes):
+        if node.op == "call_function" and node.target in (torch.relu, F.relu):
+            with gm.graph.inserting_after(node):
+                new = gm.graph.call_function(F.gelu, node.args)
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+
+
+def wrong_fold(gm):
+    """Fold batch norm by scale alone: well formed, and wrong."""
+    for bn in list(gm.graph.nodes):
+        module = gm.get_submodule(bn.target) if bn.op == "call_module" else None
+        if isinstance(module, nn.BatchNorm2d) and len(bn.all_input_nodes[0].users) == 1:
+            bn.replace_all_uses_with(bn.all_input_nodes[0])
+            gm.graph.erase_node(bn)
+
+
+def broken(gm):
+    gm.graph.output_node().prepend(next(iter(gm.graph.nodes)))  # the input after its readers
+
+
+def raises(gm):
+    raise KeyError("no such thing")
+
+
+def writes(gm):
+    with torch.no_grad():
+        next(gm.parameters()).add_(1)
+
+
+def test_a_report_is_plain_data_and_reads_as_text():
+    gm = fxlab.symbolic_trace(MLP())
+    made = report(gm, "mine", ["a changed"], ["b kept: it is shared"], speed=2.0)
+    assert gm.meta["reports"]["mine"] is made
+    assert json.loads(json.dumps(made))["kept"] == ["b kept: it is shared"]
+    assert str(made).splitlines()[-1].strip() == "left alone: b kept: it is shared"
+
+
+def test_nodes_of_a_pass_carry_its_name():
+    gm = fxlab.symbolic_trace(MLP())
+    relu_to_gelu(gm)
+    made = gm.graph.find_nodes(op="call_function", target=F.gelu)
+    assert made
+    assert all(node.meta["made_by"] == "relu_to_gelu" for node in made)
+
+
+def test_a_copy_shares_tensors_and_nothing_else():
+    gm = traced()
+    twin = copy_sharing_tensors(gm)
+    pairs = zip(gm.named_parameters(), twin.named_parameters(), strict=True)
+    assert all(a is b and name == other for (name, a), (other, b) in pairs)
+    fuse_conv_bn(twin)
+    assert len(twin.graph.nodes) < len(gm.graph.nodes)
+
+
+def test_the_manager_runs_all_passes_on_a_copy_and_reports_cost_and_difference():
+    gm = traced()
+    nodes = len(gm.graph.nodes)
+    manager = PassManager([fuse_conv_bn, cse, const_fold, dce], inputs=(X,))
+    result = manager(gm)
+    assert isinstance(result, PassResult)
+    assert result.modified
+    assert len(gm.graph.nodes) == nodes
+    first = manager.rows[0]
+    assert (first.name, first.nodes_before) == ("fuse_conv_bn", nodes)
+    assert first.nodes_after == len(result.graph_module.graph.nodes)
+    assert first.cost_after.bytes_read < first.cost_before.bytes_read
+    assert first.difference.precision == "float64"
+    assert first.difference.max_rel < 1e-5
+    assert not manager.rows[1].modified
+    assert "fuse_conv_bn" in str(manager)
+
+
+def test_the_first_pass_that_changes_the_numbers_is_named_and_the_graph_before_it_kept():
+    manager = PassManager([fuse_conv_bn, wrong_fold, dce], inputs=(X,))
+    with pytest.raises(PassError) as caught:
+        manager(traced())
+    error = caught.value
+    assert error.pass_name == "wrong_fold"
+    assert "not the input program's" in str(error)
+    assert len(error.graph_module.graph.nodes) == error.rows[0].nodes_after
+    assert error.graph_module(X).shape == X.shape
+    assert [row.name for row in error.rows] == ["fuse_conv_bn", "wrong_fold"]
+
+
+@pytest.mark.parametrize(
+    ("pass_", "word"), [(broken, "LintError"), (raises, "no such thing"), (writes, "wrote into")]
+)
+def test_a_pass_that_breaks_something_is_named(pass_, word):
+    with pytest.raises(PassError, match=word) as caught:
+        PassManager([dce, pass_])(traced())
+    assert caught.value.pass_name == pass_.__name__
+    caught.value.graph_module.graph.lint()
+
+
+def test_a_failed_check_can_be_let_pass_and_is_still_in_the_rows():
+    manager = PassManager([wrong_fold], inputs=(X,), suppress_check_failures=True)
+    assert manager(traced()).modified
+    assert manager.rows[0].difference.max_rel > 1e-3
+
+
+def test_passes_may_return_none_a_module_or_a_result():
+    class ClassPass(PassBase):
+        def call(self, graph_module):
+            dce(graph_module)
+            return PassResult(graph_module, False)
+
+    def new_module(gm):
+        return fxlab.GraphModule(gm, gm.graph)
+
+    manager = PassManager([relu_to_gelu, new_module, ClassPass()])
+    assert manager(fxlab.symbolic_trace(MLP())).modified
+    assert [row.modified for row in manager.rows] == [True, True, False]
+    with pytest.raises(PassError, match="returned a int"):
+        PassManager([lambda gm: 3])(traced())
+
+
+def test_steps_repeat_until_nothing_changes():
+    calls = []
+
+    def once(gm):
+        calls.append(1)
+        if len(calls) == 1:
+            relu_to_gelu(gm)
+
+    PassManager([once], steps=5)(fxlab.symbolic_trace(MLP()))
+    assert len(calls) == 2
+
+
+def test_constraints_order_the_list_or_say_that_they_cannot():
+    manager = PassManager([dce, cse], [this_before_that_pass_constraint(cse, dce)])
+    with pytest.raises(RuntimeError, match="dce must not run before cse"):
+        manager.validate_constraints()
+    manager.solve_constraints()
+    assert manager.passes == [cse, dce]
+    manager.add_constraint(this_before_that_pass_constraint(dce, cse))
+    with pytest.raises(RuntimeError, match="circle"):
+        manager.solve_constraints()
+
+
+def test_checks_of_the_users_own_run_after_each_pass():
+    seen = []
+    manager = PassManager([dce, cse], run_checks_after_each_pass=True)
+    manager.add_checks(lambda module: seen.append(module))
+    manager(fxlab.symbolic_trace(MLP()))
+    assert len(seen) == 3
+    with pytest.raises(TypeError, match="one argument"):
+        manager.add_checks(lambda a, b: None)
+
+
+def test_compare_sees_structure_nan_and_complex():
+    nan = torch.tensor([float("nan"), float("inf"), 1.0])
+    assert compare(nan, nan).max_abs == 0
+    assert compare(nan, torch.ones(3)).max_abs == float("inf")
+    assert not compare([torch.ones(2)], (torch.ones(2),)).same_structure
+    assert not compare(torch.ones(2), torch.ones(3)).same_structure
+    assert compare((1, "a"), (1, "a")).same_structure
+    assert compare(torch.tensor([1j]), torch.tensor([-1j])).max_abs == 2
+    assert compare(torch.ones(4), torch.ones(4) * 1.1).sqnr_db == pytest.approx(20, abs=0.01)
+
+
+def test_no_import_of_a_submodule_hides_a_function():
+    code = """
+import importlib, pathlib, fxlab, fxlab.passes
+folder = pathlib.Path(fxlab.passes.__file__).parent
+for file in sorted(folder.glob("*.py")):
+    if file.stem != "__init__":
+        importlib.import_module(f"fxlab.passes.{file.stem}")
+for name in ("shape_prop", "cost", "amp", "profile", "dce", "cse", "const_fold", "fuse_conv_bn"):
+    assert callable(getattr(fxlab.passes, name)), name
+from fxlab.passes.cost import Cost
+import torch
+gm = fxlab.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+assert isinstance(fxlab.passes.cost(gm, torch.ones(1, 2)), Cost)
+assert fxlab.passes.shape_prop.ShapeProp
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
