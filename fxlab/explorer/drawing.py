@@ -48,6 +48,7 @@ class Line:
         text: The generated line.
         shape: Such as `f32[1, 64, 56, 56]`, or "".
         inputs: Row ids that it reads.
+        inner: Whether it belongs to a part of a split program, shown beneath the call of the part.
     """
 
     row: int
@@ -59,6 +60,7 @@ class Line:
     text: str
     shape: str
     inputs: list[int]
+    inner: bool = False
 
 
 class Story:
@@ -134,7 +136,7 @@ class Story:
     def result_slots(self, index: int) -> list[list[float]]:
         """Both programs of a pass that returned another one; rows that are paired come once."""
         step = self.steps[index - 1]
-        pairs = {new: old for new, old in step["pairs"]}
+        pairs: dict[int, int] = dict(map(tuple, step["pairs"]))
         parts = dict(map(tuple, step.get("parts", ())))
 
         def live(program: int) -> list[int]:
@@ -156,7 +158,7 @@ class Story:
                 if old[k] not in kept:
                     out.append([old[k], -1, index])
                 k += 1
-            out.append([row, -1 if row in pairs or not own else index, float("inf")])
+            out.append([row, -1 if row in pairs or not own else index, float("inf"), not own])
         out += [[row, -1, index] for row in old[k:] if row not in kept]
         return out
 
@@ -173,7 +175,7 @@ class Story:
         for k in range(first, index + 1):
             touched.update(dict.fromkeys(self.steps[k - 1].get("m", ()), k))
         out = []
-        for slot, born, died in slots:
+        for slot, born, died, *inner in slots:
             row = int(slot)
             state = "empty" if index < born else "ghost" if index >= died else "live"
             mark, strong = "", False
@@ -192,9 +194,10 @@ class Story:
                     strong,
                     now["letter"],
                     now["name"],
-                    self.text(row, index),
+                    ("    " if any(inner) else "") + self.text(row, index),
                     now["shape"],
                     now["ins"],
+                    any(inner),
                 )
             )
         _signature(out)
@@ -203,7 +206,7 @@ class Story:
 
 def _signature(lines: list[Line]) -> None:
     """Placeholders show their parameter: the first opens the signature, the last closes it."""
-    given = [line for line in lines if line.state == "live" and line.letter == "P"]
+    given = [one for one in lines if one.state == "live" and one.letter == "P" and not one.inner]
     start = "def forward(self, "
     for line in given:
         line.text = (start if line is given[0] else " " * len(start)) + line.text
@@ -346,9 +349,7 @@ def group(drawing: Sketch, dx: float = 0, dy: float = 0) -> str:
             paths.setdefault(color, []).append(f"M{n(x0)} {n(y0)}V{n(rest[0][1])}")
         else:
             (x1, y1), (x2, y2) = rest
-            paths.setdefault(color, []).append(
-                f"M{n(x0)} {n(y0)}Q{n(x1)} {n(y1)} {n(x2)} {n(y2)}"
-            )
+            paths.setdefault(color, []).append(f"M{n(x0)} {n(y0)}Q{n(x1)} {n(y1)} {n(x2)} {n(y2)}")
     out += [f'<path d="{"".join(d)}" stroke="{color}"/>' for color, d in paths.items()]
     glyphs: dict[tuple[str, bool], list[str]] = {}
     for x, y, _letter, color, ghost in drawing.glyphs:
@@ -356,11 +357,15 @@ def group(drawing: Sketch, dx: float = 0, dy: float = 0) -> str:
             f"M{n(x - 7)} {n(y)}a7 7 0 1 1 14 0a7 7 0 1 1-14 0"
         )
     for (color, ghost), d in glyphs.items():
-        style = f'fill="#fff" stroke="{color}" stroke-dasharray="3 2"' if ghost else f'fill="{color}"'
+        style = (
+            f'fill="#fff" stroke="{color}" stroke-dasharray="3 2"' if ghost else f'fill="{color}"'
+        )
         out.append(f'<path d="{"".join(d)}" {style}/>')
     for x, y, letter, color, ghost in drawing.glyphs:
         fill = color if ghost else "#fff"
-        out.append(f'<text class="g" x="{n(x)}" y="{n(y + 3.5)}" fill="{fill}">{_safe(letter)}</text>')
+        out.append(
+            f'<text class="g" x="{n(x)}" y="{n(y + 3.5)}" fill="{fill}">{_safe(letter)}</text>'
+        )
     names = {"": "", "bold": ' class="b"', "italic": ' class="i"', "strike": ' class="s"'}
     for x, y, text, color, style in drawing.texts:
         fill = "" if color == INK else f' fill="{color}"'
@@ -385,7 +390,9 @@ STYLE = (
 def svg(drawings: Sequence[Sketch], body: str, width: float, height: float, style: str = "") -> str:
     """A whole SVG document around a body."""
     # Attributes give way to style rules, so the colours of a text are set as rules by attribute.
-    colors = sorted({t[3] for d in drawings for t in d.texts} | {g[3] for d in drawings for g in d.glyphs})
+    colors = sorted(
+        {t[3] for d in drawings for t in d.texts} | {g[3] for d in drawings for g in d.glyphs}
+    )
     rules = "".join(f'[fill="{color}"]{{fill:{color}}}' for color in [*colors, "#fff"])
     rules += "".join(f'[stroke="{c}"]{{stroke:{c}}}' for c in (*LANES, DIM))
     return (
@@ -435,7 +442,9 @@ def animated_svg(
     body = []
     for k, drawing in enumerate(drawings):
         start = f"{k * seconds:g}s"
-        how = f"stay .01s {start} 1 forwards" if k == last else f"on {seconds:g}s step-end {start} 1"
+        how = (
+            f"stay .01s {start} 1 forwards" if k == last else f"on {seconds:g}s step-end {start} 1"
+        )
         kind = "f last" if k == last else "f"
         body.append(f'<g class="{kind}" style="animation:{how}">{group(drawing)}</g>')
     width = max((d.width for d in drawings), default=1)
@@ -493,7 +502,7 @@ def png(story: Story, index: int, path: Any, limit: int | None = None, scale: fl
 
 @lru_cache(maxsize=1)
 def _forbidden() -> dict[int, str]:
-    return {code: "\ufffd" for code in [*range(32), *range(0xD800, 0xE000)]}
+    return dict.fromkeys([*range(32), *range(55296, 57344)], "�")
 
 
 def _safe_for_matplotlib(text: str) -> str:

@@ -1,10 +1,10 @@
 """Where do the edges go when node i is drawn on the row of code line i?
 
-The explorer draws a graph beside its generated code, the way a version-control log draws branches: every value gets a
-lane from the row that makes it to the last row that reads it. Lanes are packed by live interval, so the number of
-lanes crossing a row is the number of values alive there and the gutter is a picture of memory (what section 6.3 of
-the paper calls the analysis of a program's values, made visible). One sweep over the rows; `viewer.js` does the same
-sweep in the browser, and a test holds the two together.
+The explorer draws a graph beside its generated code, the way a version-control log draws branches:
+every value gets a lane from the row that makes it to the last row that reads it. Lanes are packed
+by live interval, so the number of lanes crossing a row is the number of values alive there, and the
+gutter is a picture of memory (the live values that the analyses of the paper's section 6.3 count).
+One sweep over the rows; `viewer.js` does the same sweep, and a test holds the two together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_LANES = 14
-"""Lanes that are drawn apart; what is beyond shares one bundle, so that 300 parameters do not push the code away."""
+"""Lanes drawn apart. What is beyond shares a bundle: 300 parameters must not push the code away."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Layout:
         end: For each row the last row that reads it, or itself when nothing does.
         live: For each row the number of values that are alive after it.
         width: Number of lanes used.
-        back: Pairs (reader, producer) where the reader stands at or before its producer: not well formed.
+        back: Pairs (reader, producer) where the reader does not stand after its producer.
     """
 
     lane: list[int]
@@ -43,14 +43,14 @@ def layout(
 ) -> Layout:
     """Pack the values of a frame into lanes.
 
-    A row takes over the lowest lane among those of its inputs that end here, so that a chain is a straight line;
-    otherwise the lowest lane that is free. It costs one heap operation a row.
+    A row takes over the lowest lane among those of its inputs that end here, so that a chain is a
+    straight line; otherwise the lowest lane that is free. It costs one heap operation a row.
 
     Args:
-        inputs: For each row the rows that it reads, or None for a row that holds its place only (a ghost, or a node
-            that does not exist yet).
-        leaf: For each row whether it is a parameter or an attribute. Only looked at when more than `limit` lanes are
-            needed: then these go to the right of all computed values.
+        inputs: For each row the rows that it reads, or None for a row that only holds its place
+            (a ghost, or a node that does not exist yet).
+        leaf: For each row whether it is a parameter or an attribute. Only looked at when more than
+            `limit` lanes are needed: then these go to the right of all computed values.
         limit: Lanes that fit.
 
     Returns:
@@ -80,7 +80,7 @@ def layout(
 def _pack(
     inputs: Sequence[Sequence[int] | None], end: list[int], chosen: list[bool] | None, first: int
 ) -> tuple[list[int], int]:
-    """Give lanes from `first` on to the chosen rows; return the lanes and the number of lanes used in all."""
+    """Give lanes from `first` on to the chosen rows; return them and how many are used in all."""
     lane = [-1] * len(inputs)
     free: list[int] = []
     width = first
@@ -93,10 +93,14 @@ def _pack(
             continue
         ending: list[int] = []
         for producer in read:
-            if producer < row and end[producer] == row and 0 <= lane[producer] not in ending:
-                ending.append(lane[producer])
+            if producer < row and end[producer] == row:
+                mine = lane[producer]
+                if mine >= 0 and mine not in ending:
+                    ending.append(mine)
         if chosen is None or chosen[row]:
-            if ending:
+            if len(ending) == 1:
+                mine = ending.pop()
+            elif ending:
                 mine = min(ending)
                 ending.remove(mine)
             elif free:

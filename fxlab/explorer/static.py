@@ -28,7 +28,7 @@ def opening(data: dict[str, Any], step: int | None = None) -> int:
 
 
 def verdicts(data: dict[str, Any], index: int) -> tuple[str, str]:
-    """The two verdicts on a step, in words: whether it is well formed, whether it computes the same.
+    """The two verdicts on a step, in words: is it well formed, does it compute the same.
 
     Args:
         data: View data.

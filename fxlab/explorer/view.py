@@ -233,7 +233,7 @@ class _Builder:
                 self.watch(program, touched[0], replay.states[touched[0]])
         if edit.kind in ("module", "attr"):
             self.state_edit(out, program, before, after)
-        elif edit.kind == "value":
+        elif edit.kind in ("value", "error"):
             out["v"] = {key: value for key, value in after.items() if value is not None}
         elif edit.kind == "result":
             self.result(out, step.program, after)
@@ -309,18 +309,8 @@ class _Builder:
                 for key in ("seconds", "bytes", "live_bytes"):
                     if after.get(key) is not None:
                         columns.setdefault(key, {})[step.edit.row] = after[key]
-        return [
-            {
-                "id": metric,
-                "title": TITLES.get(metric, metric),
-                "unit": UNITS.get(metric, ""),
-                "max": max(values.values(), default=1) or 1,
-                "on": metric == ("seconds" if "seconds" in columns else "flops"),
-                "values": {str(row): value for row, value in values.items()},
-            }
-            for metric, values in columns.items()
-            if values
-        ]
+        shown = "seconds" if "seconds" in columns else "flops"
+        return [_metric(name, values, name == shown) for name, values in columns.items() if values]
 
     def live_bytes(self, sizes: dict[int, int]) -> dict[int, float]:
         """Bytes alive at each row, as the programs end; erased rows as the programs began."""
@@ -357,6 +347,22 @@ class _Builder:
             "same": {"verdict": same["verdict"], "text": same["text"]} if same else None,
             "kept": kept,
         }
+
+
+def _metric(name: str, values: dict[int, float], shown: bool) -> dict[str, Any]:
+    """One column; times are scaled so that they read as numbers of three digits."""
+    top, scale = max(values.values()) or 1, 1.0
+    unit = UNITS.get(name, "")
+    if unit == "s" and top < 1:
+        scale, unit = (1e3, "ms") if top >= 1e-3 else (1e6, "\u00b5s")
+    return {
+        "id": name,
+        "title": TITLES.get(name, name),
+        "unit": unit,
+        "max": top * scale,
+        "on": shown,
+        "values": {str(row): value * scale for row, value in values.items()},
+    }
 
 
 def strip(span: PassSpan) -> list[str]:

@@ -1,5 +1,5 @@
-// The explorer's front end: one program's history, drawn beside its code. No dependency, no request, and every text of
-// a model is set as text. view.py makes the data and describes it; lanes.py and drawing.py do the same in Python.
+// The explorer's front end: a program's history beside its code. No request is made, and a model's texts are only ever
+// set as text. view.py makes and describes the data; lanes.py and drawing.py do the same in Python.
 
 const OPS = { P: "placeholder", G: "get_attr", F: "call_function", ".": "call_method", M: "call_module", O: "output" };
 const WORDS = { "+": "created", "-": "erased", "~": "changed" }, KIND = { "+": "plus", "-": "minus", "~": "tilde" };
@@ -116,7 +116,7 @@ export class Story {
     return past[k];
   }
 
-  // A line comes as pieces: text, and the numbers of rows where their names stand.
+  // A line comes as pieces: text, and row numbers where names stand.
   line(id, step) {
     return this.at(id, step).line.map((part) => (typeof part === "number" ? this.at(part, step).name : part)).join("");
   }
@@ -125,7 +125,7 @@ export class Story {
 
   span(s) { return this.data.passes[s] || { first: 1, last: 0 }; }
 
-  // The slots of one pass: every row that lives in it at any time, in an order that no step of the pass changes.
+  // The slots of one pass: every row that lives in it at any time, in an order that no step changes.
   slots(s, p) {
     const done = this.order[p];
     while (done.length <= s) {
@@ -150,7 +150,7 @@ export class Story {
     return done[s];
   }
 
-  // A pass that returns another program: both programs' rows, paired ones once, a part's rows beneath its call.
+  // A pass that returned another program: paired rows once, a part's rows beneath its call.
   result(i) {
     if (this.results.has(i)) return this.results.get(i);
     const step = this.steps[i], list = [], parts = new Map(step.parts), pair = new Map(step.pairs);
@@ -366,7 +366,7 @@ export class Viewer {
     this.mute(this.root);
   }
 
-  // Notebook 7 takes the arrow keys away from every focusable element that does not say this itself.
+  // Notebook 7 takes the arrow keys from any focusable element that does not say this.
   mute(box) {
     for (const one of box.querySelectorAll("button, input, summary, [tabindex]"))
       one.dataset.lmSuppressShortcuts = "true";
@@ -433,6 +433,8 @@ export class Viewer {
 
   spot(id) { return this.place.get(id) ?? this.ghosts.get(id); }
 
+  outer() { return alive(this.frame.slots).filter((slot) => !slot.inner).map((slot) => slot.id); }
+
   nameOf(id) { return this.now(id).name; }
 
   pick(name) {
@@ -487,8 +489,8 @@ export class Viewer {
     this.cap = this.root.clientWidth && this.root.clientWidth < 500 ? 5 : LANES;
     const leaf = items.map(({ slots, group }) => !group && "PG".includes(this.now(slots[0].id).letter));
     this.lane = layout(this.inputs, leaf, this.cap);
-    this.given = alive(frame.slots).map((slot) => slot.id).filter((id) => this.now(id).letter === "P");
-    // The gutter only grows while a pass is stepped, so that the code beside it does not shift back and forth.
+    this.given = this.outer().filter((id) => this.now(id).letter === "P");
+    // The gutter only grows while a pass is stepped, so that the code does not shift back and forth.
     const wide = Math.min(this.cap, this.lane.width) + (this.ghosts.size ? 1 : 0),
       kept = `${frame.key}|${[...this.folds]}`;
     this.gutter = Math.max(wide, this.gutterKey === kept ? this.gutter : 2);
@@ -519,7 +521,7 @@ export class Viewer {
     this.show(true);
   }
 
-  // Enter: open the selected fold, or fold the module that the selected row stands in.
+  // Enter opens the selected fold, or folds the selected row's module.
   toggle() {
     if (this.group) {
       const { group } = this, first = this.frame.slots[this.inside(group)[0]].id;
@@ -616,7 +618,7 @@ export class Viewer {
 
   lineOf({ id, st, inner }) {
     const text = this.story.line(id, this.step), start = "def forward(self, ", { given } = this;
-    if (this.now(id).letter !== "P" || st) return (inner ? "    " : "") + text;
+    if (this.now(id).letter !== "P" || st || inner) return (inner ? "    " : "") + text;
     return (given[0] === id ? start : " ".repeat(start.length)) + text + (given[given.length - 1] === id ? "):" : ",");
   }
 
@@ -722,12 +724,13 @@ export class Viewer {
     attrs(this.lanes, { width: (this.gutter + 1) * LANE, height: this.items.length * tall }).replaceChildren(...kids);
   }
 
-  // The left pane: which line, which sentence, which verdicts, and what is known of the selected row.
+  // The left pane: line, sentence, verdicts, and what is known of the selected row.
   tell() {
     const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s];
     const isPass = span && span.kind === "pass", opening = story.last && !this.guessing ? story.steps[1].w : [];
     const frames = step ? step.w : opening.slice(0, 1).map(([file, , ...rest]) => [file, 0, ...rest]);
     const level = frames[this.level] ? this.level : 0, quiet = this.opened && this.opened.quiet ? this.opened : null;
+    this.head.hidden = !frames.length;
     this.head.replaceChildren(h("span", span && !isPass ? "model source" : "pass source"), ...frames.map((place, k) =>
       button(`f-frame${k === level ? ".on" : ""}`, `${place[0].split("/").pop()}${place[1] ? `:${place[1]}` : ""}`,
         `${place[0]} line ${place[1]}, in ${place[2]}`, () => { this.level = k; this.tell(); })));
@@ -800,9 +803,10 @@ export class Viewer {
       if (after) out.push(h("div.plus", `+ ${elide(after, 400)}`));
     };
     if (step.k === "value") return this.value(step.v);
+    if (step.k === "error") return [h("div.bad", step.v.text || "")];
     for (const text of step.b || []) both(text);
     for (const text of step.a || []) both("", text);
-    if (out.length || step.k === "error" || step.k === "result") return out;
+    if (out.length || step.k === "result") return out;
     const touched = step.k === "reroute" ? step.m : step.r === null ? [] : [step.r];
     for (const id of touched.slice(0, 5)) {
       const before = step.k === "create" ? "" : this.story.line(id, i - 1),
@@ -855,7 +859,7 @@ export class Viewer {
       chip.classList.toggle("on", k === s);
       attrs(chip, { "aria-current": k === s ? "step" : null });
     });
-    const live = alive(this.frame.slots).length;
+    const live = this.outer().length;
     const before = !step ? live : story.slots(s, step.k === "result" ? step.was : step.p).filter(({ born }) =>
       born < pass.first).length;
     this.counts.textContent = before === live ? plural(live, "node") : `nodes ${before} → ${live}`;
@@ -986,7 +990,7 @@ export class Viewer {
     this.focus();
   }
 
-  // Wall mode fills the window from the browser's top layer, so that no part of a notebook clips it.
+  // Wall mode is in the browser's top layer, where no part of a notebook clips it.
   wall(on) {
     if (this.isWall === on) return;
     this.isWall = on;
@@ -1004,7 +1008,7 @@ export class Viewer {
     if (this.helpBox.hidden) this.focus(); else this.helpBox.querySelector("button").focus();
   }
 
-  // The kernel draws the classic picture on demand. Called by the button, by a new step, and with the kernel's reply.
+  // The kernel draws the classic picture. Called by the button, by a new step, and with the kernel's reply.
   picture(reply) {
     if (!this.host.ask) return;
     if (reply && reply.kind) {
