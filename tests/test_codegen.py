@@ -174,9 +174,10 @@ def test_any_method_name_works():
 
 def test_a_placeholder_that_is_no_name_becomes_a_parameter():
     graph = Graph()
-    nodes = [graph.placeholder(name) for name in ("class", "a b", "0", "é", "")]
+    nodes = [graph.placeholder(name) for name in ("class", "a b", "0", "é", "", "ª", "_", "_")]
     gm = returns(graph, tuple(nodes))
-    assert gm(1, 2, 3, 4, 5) == (1, 2, 3, 4, 5)
+    assert gm(*range(8)) == tuple(range(8))
+    assert list(inspect.signature(gm.forward).parameters)[6] == "_"
 
 
 def test_renamed_nodes_never_meet_parameters_or_each_other():
@@ -718,3 +719,20 @@ def test_nested_inputs_and_outputs_are_taken_apart_and_put_back(args, concrete):
     assert repr(fxlab.Interpreter(gm).run(*args(x))) == repr(want)
     with pytest.raises(ValueError):
         gm([1, 2, 3])
+
+
+def test_a_transformer_registered_for_a_while_works_as_in_torch_fx():
+    def shift(old):
+        return lambda body: ["x = x + 100\n", *body]
+
+    for lib in (torch.fx, fxlab):
+        gm, zero = lib.symbolic_trace(lambda x: torch.relu(x)), torch.zeros(1)
+        with gm.graph.on_generate_code(shift):
+            gm.recompile()
+            assert gm(zero) == 100
+        assert gm(zero) == 100
+        gm.recompile()
+        assert gm(zero) == 0
+        with gm.graph.on_generate_code(shift):
+            pass
+        assert gm(zero) == 0

@@ -104,6 +104,7 @@ class CodeGen:
 
     def __init__(self) -> None:
         self._body_transformer: TransformCodeFunc | None = None
+        self._recompiled_with: TransformCodeFunc | None = None
         self._func_name = "forward"
         self._root = "self"
 
@@ -305,9 +306,9 @@ class _PyTreeCodeGen(CodeGen):
         self.pytree_info: _PyTreeInfo = pytree_info
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pytree_info": [
-            (pytree.tree_unflatten(range(x.num_leaves), x),) if isinstance(x, pytree.TreeSpec) else x
-            for x in self.pytree_info]}  # fmt: skip
+        specs = self.pytree_info[1:]
+        made = [s and (pytree.tree_unflatten(range(s.num_leaves), s),) for s in specs]
+        return {**self.__dict__, "pytree_info": [self.pytree_info.orig_args, *made]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         names, *structures = state["pytree_info"]

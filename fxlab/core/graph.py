@@ -647,7 +647,7 @@ class Graph:
                 function from the list of body lines to the list of body lines.
         """
         codegen, old = self._codegen, self._codegen._body_transformer
-        codegen._body_transformer = make_transformer(old)
+        codegen._body_transformer = new = make_transformer(old)
         self._touch()
 
         @contextmanager
@@ -656,7 +656,8 @@ class Graph:
                 yield
             finally:
                 codegen._body_transformer = old
-                self._touch()
+                if codegen._recompiled_with is not new:  # else the code stays, as in torch.fx
+                    self._touch()
 
         return registration()
 

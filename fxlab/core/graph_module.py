@@ -181,6 +181,10 @@ class GraphModule(nn.Module):
             The PythonCode, written when one of its fields is read.
         """
         self._code_is_stale()
+        codegen = self._graph._codegen
+        if codegen._body_transformer is not None:  # it may be registered for this call only
+            codegen._recompiled_with = codegen._body_transformer
+            self._compile()
         return _LaterCode(self)
 
     def _code_is_stale(self) -> None:
@@ -398,6 +402,7 @@ class GraphModule(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the Graph itself, not a re-trace of its source."""
         state = {k: v for k, v in self.__dict__.items() if k not in ("_in_spec", "_out_spec")}
+        state.update({hooks: [] for hooks in _HOOKS})
         kind, attributes = self._original
         kind = kind if kind is not None and pickles(kind) else None
         state["_original"] = kind, {k: v for k, v in attributes.items() if pickles(v)}

@@ -92,17 +92,17 @@ class Writer:
 
     def _name_locals(self, root: str) -> None:
         """Fix the name of each parameter and local: parameters first, then whoever is free."""
-        self.taken = taken = set[str]()
+        inputs = {node: str(node._target) for node in self.nodes if node._op == "placeholder"}
+        owner = {t.lstrip("*"): node for node, t in reversed(inputs.items())}
+        self.taken = taken = {name for name in owner if is_name(name)}
         self.parameters: dict[Node, tuple[str, str]] = {}
-        for node in self.nodes:
-            if node._op == "placeholder":
-                target = str(node._target)
-                name = target.lstrip("*")
-                plain = _KINDS[(1, 2, 4)[min(len(target) - len(name), 2)]]
-                if not is_name(name) or name in taken:
-                    name = self._free(node._name)
-                taken.add(name)
-                self.parameters[node] = name, node.meta.get("param_kind", plain)
+        for node, target in inputs.items():
+            name = target.lstrip("*")
+            kind = _KINDS[(1, 2, 4)[min(len(target) - len(name), 2)]]
+            if name not in taken or owner[name] is not node:
+                name = self._free(node._name)
+            taken.add(name)
+            self.parameters[node] = name, node.meta.get("param_kind", kind)
         self.root = self._free(root)
         taken.add(self.root)
         self.local: dict[Node, str] = {}
