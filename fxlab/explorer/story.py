@@ -37,14 +37,15 @@ Json = Any
 
 def dump(timeline: Timeline, indent: int | None = None) -> str:
     """The timeline as JSON text."""
+    rows, steps = timeline.rows, timeline.steps  # a live recording takes in its last events here
     places = {place: index for index, place in enumerate(timeline._places)}
     story = {
         "format": FORMAT,
         "version": VERSION,
         "title": timeline.title,
         "programs": [_program_json(one) for one in timeline.programs],
-        "rows": [_row_json(one, places) for one in timeline.rows.values()],
-        "steps": [_step_json(one, places) for one in timeline.steps],
+        "rows": [_row_json(one, places) for one in rows.values()],
+        "steps": [_step_json(one, places) for one in steps],
         "passes": [_pass_json(one) for one in timeline.passes],
         "places": [[*place, key] for place, key in timeline._places.items()],
         "sources": {key: asdict(one) for key, one in timeline.sources.items()},
