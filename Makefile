@@ -11,7 +11,7 @@ ARGS ?=
 JOBS ?= 2
 LECTURES := $(wildcard notebooks/[0-9]*.ipynb)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
-NBVAL := --nbval --nbval-sanitize-with tests/nbval.cfg --nbval-kernel-name python3
+NBVAL := -p tests.nbval_history --nbval --nbval-sanitize-with tests/nbval.cfg --nbval-kernel-name python3
 
 .PHONY: lab test test-all bench size lint notebooks clean
 

@@ -1,0 +1,153 @@
+"""The lectures read well as saved: linked, in order, the same on every machine, without scripts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.run_notebooks import STATE, VIEW, shown_widgets, stable
+
+ROOT = Path(__file__).resolve().parent.parent
+LECTURES = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+EACH = pytest.mark.parametrize("path", LECTURES, ids=lambda path: path.stem)
+
+# What would differ on another machine or on another day.
+UNSTABLE = {
+    "an address": re.compile(r"\bat 0x[0-9a-f]{5,}"),
+    "a path of the machine": re.compile(
+        r"(?<![\w.:/])/(?:home|root|tmp|usr|opt|Users|work|mnt)/\w"
+    ),
+    "a kernel's file": re.compile(r"ipykernel_\d|<ipython-input"),
+    "a time": re.compile(r"\d\s?(?:ms|µs|us)\b|\b\d{4}-\d\d-\d\d"),
+}
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    """Read the notebook at ``path``."""
+    return nbformat.read(path, as_version=4)
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """List the outputs of all cells."""
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def texts(output: nbformat.NotebookNode) -> list[str]:
+    """List what an output says in words."""
+    data = output.get("data", {})
+    return [output.get("text", ""), data.get("text/plain", ""), data.get("text/html", "")]
+
+
+def test_the_first_lectures_are_here():
+    stems = [path.stem for path in LECTURES]
+    assert {"00_start", "01_capture", "02_transform", "03_recapture"} <= set(stems)
+
+
+@EACH
+def test_the_first_cell_says_what_comes_before_and_after_and_what_it_costs(path):
+    first = read(path).cells[0]
+    assert first.cell_type == "markdown"
+    assert first.source.startswith(f"# {path.stem[:2]} ")
+    rows = dict(re.findall(r"^\| ([a-z ,]+) \| (.+) \|$", first.source, flags=re.M))
+    assert rows.keys() >= {"before, after", "time", "memory", "needs", "teaches", "paper"}
+    assert re.fullmatch(r"\d+ minutes", rows["time"])
+    assert re.search(r"\d+ MB", rows["memory"])
+
+
+def test_the_lectures_link_each_other_in_one_chain():
+    following = {}
+    for path in LECTURES:
+        row = re.search(r"\| before, after \| (.*) \|", read(path).cells[0].source)
+        assert row is not None, path.name
+        following[path.name] = re.findall(r"\((\d\d_\w+\.ipynb)\)", row[1].split("next:")[-1])[:1]
+        before = re.findall(r"\((\d\d_\w+\.ipynb)\)", row[1].split("next:")[0])
+        if path.stem != "00_start" and "next:" in row[1]:
+            assert len(before) == 1, path.name
+    name, seen = "00_start.ipynb", []
+    while name and name not in seen:
+        seen.append(name)
+        name = next(iter(following[name]), "") if "next:" in read_row(name) else ""
+    assert len(seen) == len(LECTURES)
+
+
+def read_row(name: str) -> str:
+    """Give the line of a lecture's first cell that links its neighbours."""
+    source = read(ROOT / "notebooks" / name).cells[0].source
+    return next(line for line in source.splitlines() if line.startswith("| before, after |"))
+
+
+@EACH
+def test_every_link_leads_to_a_file(path):
+    for cell in read(path).cells:
+        if cell.cell_type == "markdown":
+            for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", cell.source):
+                assert (path.parent / target).exists(), target
+
+
+@EACH
+def test_it_was_executed_once_from_top_to_bottom_without_an_error(path):
+    notebook = read(path)
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    assert all(output.output_type != "error" for output in outputs(notebook))
+
+
+@EACH
+def test_its_outputs_are_the_same_on_every_machine(path):
+    for output in outputs(read(path)):
+        for text in texts(output):
+            for what, pattern in UNSTABLE.items():
+                found = pattern.search(text)
+                assert found is None, f"{what}: {text[max(0, found.start() - 60) : found.end()]}"
+    assert not UNSTABLE["a path of the machine"].search(path.read_text("utf-8"))
+
+
+@EACH
+def test_every_explorer_has_a_static_copy_behind_it_and_its_state_is_saved(path):
+    notebook = read(path)
+    for cell in notebook.cells:
+        shown = cell.get("outputs", [])
+        for place, output in enumerate(shown):
+            if VIEW not in output.get("data", {}):
+                continue
+            copy = shown[place + 1].data["text/html"]
+            assert "<details" in copy
+            assert 'src="data:image/svg+xml;base64,' in copy
+            assert re.search(r'<img[^>]* alt="[^"]+', copy)
+            assert not re.search(r"<script|<style|\son\w+=", copy)
+    shown = shown_widgets(notebook)
+    assert set(shown) <= notebook.metadata.get("widgets", {}).get(STATE, {}).get("state", {}).keys()
+
+
+@EACH
+def test_one_lecture_with_its_explorers_stays_small(path):
+    assert path.stat().st_size < 1_000_000
+
+
+def test_two_runs_that_differ_in_ids_and_times_are_saved_alike():
+    def run(one: str, two: str, when: str) -> str:
+        model = {"model_module": "m", "model_name": "n", "model_module_version": "1"}
+        state = {
+            two: {**model, "state": {"layout": f"IPY_MODEL_{one}"}},
+            one: {**model, "state": {}},
+            "f" * 32: {**model, "state": {"left": "over"}},
+        }
+        view = {"version_major": 2, "version_minor": 0, "model_id": two}
+        cell = nbformat.v4.new_code_cell(
+            "show()",
+            metadata={"execution": {"iopub.status.busy": when}},
+            outputs=[nbformat.v4.new_output("display_data", data={VIEW: view})],
+        )
+        metadata = {"widgets": {STATE: {"state": state, "version_major": 2, "version_minor": 0}}}
+        notebook = nbformat.v4.new_notebook(cells=[cell], metadata=metadata)
+        return nbformat.writes(stable(notebook, "x"))
+
+    first = run("a" * 32, "b" * 32, "yesterday")
+    assert first == run("c" * 32, "d" * 32, "today")
+    kept = json.loads(first)["metadata"]["widgets"][STATE]["state"]
+    assert len(kept) == 2
+    assert "left" not in first
