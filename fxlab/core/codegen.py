@@ -236,7 +236,7 @@ class CodeGen:
         if "repr_fn" in inspect.signature(self.generate_output).parameters:
             return self.generate_output(value, repr_fn=writer.value)
         for n in node._input_nodes:
-            n._repr_fn = writer.local.__getitem__
+            n._repr_fn = writer.local.__getitem__  # type: ignore[assignment]
         try:
             return self.generate_output(value)
         finally:
@@ -312,7 +312,7 @@ class _PyTreeCodeGen(CodeGen):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         names, *structures = state["pytree_info"]
-        specs = [s if s is None else pytree.tree_structure(s[0]) for s in structures]
+        specs: Any = [s if s is None else pytree.tree_structure(s[0]) for s in structures]
         self.__dict__.update(state, pytree_info=_PyTreeInfo(names, *specs))
 
     def process_inputs(self, *args: Any) -> Any:

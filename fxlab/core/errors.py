@@ -126,23 +126,25 @@ def forget_generated(file: str) -> None:
     _kinds.pop(file, None)
 
 
-RUN_NOTE = "While running node "
-"""How the note begins that `run_note` makes for an error that running a node raised."""
-
-
-def run_note(node: Any, code: str = "") -> str:
-    """Return what is added to an error raised by running a node: the node, and whose source it is.
+def add_run_note(error: BaseException, node: Any, code: str = "") -> None:
+    """Add to an error raised by running a Node which Node that was and whose source it stands for.
 
     Args:
+        error: any exception; one that has such a note, or an error of the kit, is left alone.
         node: the Node that ran, or None when that is not known.
-        code: the line of generated code.
+        code: the line of generated code that failed.
     """
-    lines = [RUN_NOTE + (_describe(node) if node is not None else "of a GraphModule")]
+    start = "While running node "
+    notes = getattr(error, "__notes__", ())
+    if isinstance(error, FxlabError) or any(note.startswith(start) for note in notes):
+        return
+    lines = [start + (_describe(node) if node is not None else "of a GraphModule")]
     if code.strip():
         lines.append(f"  generated code:  {code.strip()}")
     frames = node.meta.get("source", ()) if node is not None else ()
     lines += [f"  {'at' if i == 0 else 'called from'} {quote(f)}" for i, f in enumerate(frames)]
-    return "\n".join(lines)
+    if sys.version_info >= (3, 11):
+        error.add_note("\n".join(lines))
 
 
 def quote(frame: Frame) -> str:

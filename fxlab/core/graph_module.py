@@ -121,7 +121,7 @@ class GraphModule(nn.Module):
         base = next(c for c in cls.__mro__ if "_of_one_instance" not in vars(c))
         name = cls.__name__
         own = type(name, (base,), {"_of_one_instance": True, "__module__": base.__module__})
-        return super().__new__(own)
+        return super().__new__(own)  # type: ignore[arg-type]
 
     def __init__(
         self, root: nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule"
@@ -498,19 +498,14 @@ def _forget(file: str) -> None:
 
 def _explain(error: BaseException) -> None:
     """Add to an error from generated code the line that failed and whose source it stands for."""
-    notes = getattr(error, "__notes__", ())
-    if isinstance(error, errors.FxlabError) or any(
-        note.startswith(errors.RUN_NOTE) for note in notes
-    ):
-        return
     trace, place = error.__traceback__, None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file in errors.generated_code:
             place = file, trace.tb_lineno
         trace = trace.tb_next
-    if place is not None and hasattr(error, "add_note"):
-        error.add_note(errors.run_note(errors.generated_node(*place), linecache.getline(*place)))
+    if place is not None:
+        errors.add_run_note(error, errors.generated_node(*place), linecache.getline(*place))
 
 
 def _blank_module(version: str, cls: type[GraphModule], name: str) -> GraphModule:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from .codegen import last_uses
-from .errors import RUN_NOTE, FxlabError, RewriteError, run_note
+from .errors import RewriteError, add_run_note
 from .graph import Graph, _enter_region, _exit_region
 from .graph_module import GraphModule
 from .lint import lookup
@@ -89,7 +89,7 @@ class Interpreter:
                     env[node] = self.run_node(node)
                 except Exception as error:
                     if self.extra_traceback:
-                        _add_note(error, node)
+                        add_run_note(error, node)
                     raise
                 for used in last_uses.get(node, ()):
                     del env[used]
@@ -192,13 +192,6 @@ def _with_values(a: Any, env: dict[Node, Any], depth: int = 0) -> Any:
     if isinstance(a, dict) and depth < _DEEPEST:
         return {k: _with_values(v, env, depth + 1) for k, v in a.items()}
     return map_arg(a, env.__getitem__) if isinstance(a, (tuple, list, dict, slice)) else a
-
-
-def _add_note(error: Exception, node: Node) -> None:
-    """Add to an error which Node was run, and whose source it stands for."""
-    told = any(note.startswith(RUN_NOTE) for note in getattr(error, "__notes__", ()))
-    if hasattr(error, "add_note") and not told and not isinstance(error, FxlabError):
-        error.add_note(run_note(node))
 
 
 class _CopyTracer(Tracer):

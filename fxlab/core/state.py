@@ -166,7 +166,7 @@ def _import_text(name: str, value: Any) -> str:
     return f"from {module} import {attribute} as {name}" if found is value else ""
 
 
-def write_folder(module: nn.Module, code: PythonCode, folder: Path, module_name: str) -> None:
+def write_folder(module: Any, code: PythonCode, folder: Path, module_name: str) -> None:
     """Write what `GraphModule.to_folder` describes."""
     folder.mkdir(exist_ok=True, parents=True)
     imports = {name: _import_text(name, value) for name, value in code.globals.items()}

@@ -249,9 +249,9 @@ class Writer:
         if args and all(isinstance(a, type) or a is ... for a in args):
             union = origin in (typing.Union, types.UnionType)
             alias = "Union" if union else getattr(kind, "_name", None)
-            base = getattr(typing, alias, origin) if alias else origin
+            base: Any = getattr(typing, alias, origin) if alias else origin
             if base[args] == kind and type(base[args]) is type(kind):
-                name = self.bind(f"typing_{alias}" if alias else origin.__name__, base)
+                name = self.bind(f"typing_{alias}" if alias else base.__name__, base)
                 return f"{name}[{','.join(map(self.annotation, args))}]"
         return self.bind(f"_annotation_{str(kind)[:40]}", kind)
 
