@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -165,9 +167,13 @@ def test_the_roofline_takes_the_longer_of_compute_and_memory():
 def test_predicted_time_of_resnet50_is_within_twice_of_measured():
     gm, x = traced(resnet50()), torch.randn(1, 3, 224, 224)
     ratios = []
-    for _ in range(3):  # calibrated beside each measurement: other programs share the machine
-        predicted = calibrate().predict(cost(gm, x)).seconds
-        ratios.append(predicted / profile(gm, x, repeats=2, warmup=1).call_seconds)
+    with torch.no_grad():
+        gm(x)
+        for _ in range(3):
+            predicted = calibrate().predict(cost(gm, x)).seconds
+            start = time.process_time()  # one thread's own time, whoever else uses the machine
+            gm(x)
+            ratios.append(predicted / (time.process_time() - start))
     assert 0.5 < sorted(ratios)[1] < 2
 
 
