@@ -72,35 +72,27 @@ def test_products_that_would_overflow_16_bits_do_not():
         assert torch.equal(layer.run(x, engine), layer.run(x, "reference"))
 
 
+def geometry(stride, padding, dilation, groups=1):
+    return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+
 CONVS = [
-    ((2, 3, 17), (8, 3, 5), {"stride": (2,), "padding": (1,), "dilation": (1,)}),
-    ((2, 8, 11, 13), (6, 8, 3, 3), {"stride": (1, 2), "padding": (1, 0), "dilation": (1, 1)}),
-    (
-        (1, 8, 12, 12),
-        (8, 2, 3, 3),
-        {"stride": (1, 1), "padding": (2, 2), "dilation": (2, 2), "groups": 4},
-    ),
-    (
-        (1, 8, 9, 9),
-        (8, 1, 3, 3),
-        {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 8},
-    ),
-    (
-        (1, 4, 6, 7, 5),
-        (3, 4, 2, 3, 3),
-        {"stride": (1,) * 3, "padding": (1,) * 3, "dilation": (1,) * 3},
-    ),
+    ((2, 3, 17), (8, 3, 5), geometry((2,), (1,), (1,))),
+    ((2, 8, 11, 13), (6, 8, 3, 3), geometry((1, 2), (1, 0), (1, 1))),
+    ((1, 8, 12, 12), (8, 2, 3, 3), geometry((1, 1), (2, 2), (2, 2), 4)),
+    ((1, 8, 9, 9), (8, 1, 3, 3), geometry((1, 1), (1, 1), (1, 1), 8)),
+    ((1, 4, 6, 7, 5), (3, 4, 2, 3, 3), geometry((1,) * 3, (1,) * 3, (1,) * 3)),
 ]
 
 
-@pytest.mark.parametrize(("shape", "kernel", "geometry"), CONVS)
+@pytest.mark.parametrize(("shape", "kernel", "options"), CONVS)
 @pytest.mark.parametrize("zero_point", [0, 60])
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_convolution_equals_integer_arithmetic_but_for_ties(
-    shape, kernel, geometry, zero_point, relu
+    shape, kernel, options, zero_point, relu
 ):
     weight, scale, bias = random_weight(*kernel)
-    layer = Int8Conv(weight, scale, bias, Codes(0.02, zero_point), Codes(0.3, 90), relu, **geometry)
+    layer = Int8Conv(weight, scale, bias, Codes(0.02, zero_point), Codes(0.3, 90), relu, **options)
     x = random_codes(*shape)
     worst, fraction = differ(layer(x), layer.run(x, "reference"))
     assert worst <= 1
@@ -128,6 +120,9 @@ def test_a_fused_addition_equals_integer_arithmetic_and_leaves_its_input_alone(r
     assert worst <= 1
     assert fraction < 2e-3
     assert torch.equal(other, before)
+    layer.output = None
+    want = layer.run(x, "reference", other)
+    torch.testing.assert_close(layer(x, other), want, rtol=1e-5, atol=1e-4)
 
 
 def test_quantizing_gives_the_codes_of_the_formula():

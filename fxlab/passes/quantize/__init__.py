@@ -8,13 +8,8 @@
 >>> with torch.no_grad():
 ...     _ = prepared(torch.randn(100, 16))         # calibrate: the observers see typical values
 >>> quantized = convert(prepared)                  # weights are int8, operators read codes
->>> print(quantized.graph)
-graph():
-    %input_1 : [num_users=1] = placeholder[target=input]
-    %input_1_codes : [num_users=1] = call_module[target=input_1_codes](args = (%input_1,), kwargs = {})
-    %_0_int8 : [num_users=1] = call_module[target=0](args = (%input_1_codes,), kwargs = {})
-    %_2_int8 : [num_users=1] = call_module[target=2](args = (%_0_int8,), kwargs = {})
-    return _2_int8
+>>> [node.name for node in quantized.graph.nodes]
+['input_1', 'input_1_codes', '_0_int8', '_2_int8', 'output']
 
 Read `observers`, then `prepare` with `plan`, `convert` with `modules`, and `kernels` for the
 arithmetic; `qat` is the same with training, `report` says where the accuracy went.

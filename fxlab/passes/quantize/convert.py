@@ -27,15 +27,24 @@ from fxlab.passes.quantize.modules import (
     Int8Conv,
     Int8Embedding,
     Int8Linear,
+    Int8MaxPool2d,
     Quantize,
     Table,
 )
 from fxlab.passes.quantize.observers import Observer, QParams
 from fxlab.passes.quantize.plan import Group, Plan, evaluate, make_plan, reads_shape_only
-from fxlab.passes.quantize.prepare import config_of, erase_identities, free_path, prepare
+from fxlab.passes.quantize.prepare import (
+    config_of,
+    erase_identities,
+    free_path,
+    last_placeholder,
+    prepare,
+)
 from fxlab.passes.quantize.qconfig import QConfig, QConfigMapping
 
 __all__ = ["convert", "quantize_static"]
+
+POOL_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 _CALIBRATE = """\
 prepared = prepare(gm)
@@ -220,7 +229,7 @@ class _Writer:
         self.notes: list[str] = []
         self.tensors: dict[str, dict[str, float]] = {}
 
-    # ------------------------------------------------------------------------------ codes and ranges
+    # ---------------------------------------------------------------------------- codes and ranges
 
     def codes_of(self, value: Node) -> Codes:
         """Return what the codes of ``value`` mean: the answer of its observer."""
@@ -249,7 +258,7 @@ class _Writer:
             path = free_path(self.gm, f"{value.name}_codes")
             self.gm.add_submodule(path, Quantize(self.codes_of(value)))
             source = self.now.get(value, value)
-            with self.gm.graph.inserting_after(source):
+            with self.gm.graph.inserting_after(last_placeholder(source)):
                 self.code_of[value] = new = self.gm.graph.call_module(path, (source,))
             new.meta["quantized"] = {"value": value.name, "codes": tuple(self.codes_of(value))}
         return self.code_of[value]
@@ -258,10 +267,8 @@ class _Writer:
 
     def write(self, group: Group) -> None:
         """Insert the int8 form of ``group`` and give its readers what they read."""
-        if group.kind in ("shape", "max_pool"):
+        if group.kind == "shape":
             return self._in_place(group)
-        if group.kind == "avg_pool":
-            return self._through_float(group)
         module, path, args = getattr(self, f"_{group.kind}")(group)
         self._place(group, module, path, args)
         return None
@@ -308,27 +315,12 @@ class _Writer:
         return user in self.members
 
     def _in_place(self, group: Group) -> None:
-        """Views and max pooling do to codes what they do to values: only their input changes."""
+        """Views do to codes what they do to values: only their input changes."""
         node, value = group.out, group.inputs[0]
         node.replace_input_with(value, self.read(value))
         self.code_of[node] = node
         self._float_for_others(node, node)
         self.changed.append(f"{node.name} works on codes")
-
-    def _through_float(self, group: Group) -> None:
-        """Averages are taken of the values and rounded to the codes of the input again."""
-        node, value = group.out, group.inputs[0]
-        codes = self.codes_of(value)
-        source = self.read(value)
-        widen = free_path(self.gm, f"{value.name}_float")
-        self.gm.add_submodule(widen, Dequantize(codes))
-        narrow = free_path(self.gm, f"{node.name}_codes")
-        self.gm.add_submodule(narrow, Quantize(codes))
-        with self.gm.graph.inserting_before(node):
-            node.replace_input_with(value, self.gm.graph.call_module(widen, (source,)))
-        with self.gm.graph.inserting_after(node):
-            self.code_of[node] = self.gm.graph.call_module(narrow, (node,))
-        self.changed.append(f"{node.name} averages values between codes")
 
     # --------------------------------------------------------------------------------- one per kind
 
@@ -416,6 +408,22 @@ class _Writer:
             self.codes_of(left), self.codes_of(right), self.codes_of(group.out), group.relu
         )
         return module, f"{group.out.name}_int8", (self.read(left), self.read(right))
+
+    def _max_pool(self, group: Group) -> tuple[nn.Module, str, tuple]:
+        node = group.out
+        if node.op == "call_module":
+            pool = self.modules[node.target]
+            given = {name: getattr(pool, name) for name in POOL_OPTIONS}
+        else:
+            given = dict(zip(POOL_OPTIONS, node.args[1:], strict=False)) | dict(node.kwargs)
+            given = {name: value for name, value in given.items() if name in POOL_OPTIONS}
+        path = node.target if node.op == "call_module" else f"{node.name}_int8"
+        path = path if self._calls(path) == 1 else f"{node.name}_int8"
+        module = Int8MaxPool2d(self.codes_of(group.inputs[0]), **given)
+        return module, path, (self.read(group.inputs[0]),)
+
+    def _calls(self, path: str) -> int:
+        return sum(n.target == path for n in self.gm.graph.nodes)
 
     def _cat(self, group: Group) -> tuple[nn.Module, str, tuple]:
         node = group.out

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 FEW_ROWS = 4
-"""Up to so many rows a multiplication is a matter of reading the weights; another kernel may win."""
+"""Up to so many rows, a product is a matter of reading the weights; another kernel may win."""
 
 CHUNK = 1 << 16
 """Elements looked up at a time, so that the indices stay in the cache."""
@@ -280,15 +280,20 @@ def conv_onednn(x: Tensor, layer: Any, packed: Any, other: Tensor | None) -> Ten
         ops = torch.ops.onednn
         run = (ops.qconv1d_pointwise if x.dim() == 3 else ops.qconv2d_pointwise).default
         return run(*head, layer.bias, *geometry, *target, after, [], "")
-    total = other.clone(memory_format=torch.channels_last)  # the kernel may write into it
+    scale, zero_point_of_other = layer.other.scale, layer.other.zero_point
+    if out is None:  # the kernel adds what it writes: float to float
+        total = dequantize(other, layer.other).contiguous(memory_format=torch.channels_last)
+        scale, zero_point_of_other = 1.0, 0
+    else:
+        total = other.clone(memory_format=torch.channels_last)  # it may be written into
     return torch.ops.onednn.qconv2d_pointwise.binary(
         *head,
         total,
         layer.bias,
         *geometry,
         *target,
-        layer.other.scale,
-        layer.other.zero_point,
+        scale,
+        zero_point_of_other,
         "sum",
         1.0,
         after,
@@ -341,6 +346,17 @@ def add_reference(a: Tensor, b: Tensor, layer: Any) -> Tensor:
     return codes.clamp(0, layer.output.quant_max).to(torch.uint8)
 
 
+def max_pool2d(x: Tensor, codes: Codes, options: dict[str, Any]) -> Tensor:
+    """Return the codes of the largest values: order is kept by codes, so no scale is needed.
+
+    Torch's max_pool2d of plain bytes counts positions in bytes too, and refuses images of more
+    than 255; its quantized one does not.
+    """
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return _as_bytes(F.max_pool2d(_as_quint8(x, codes), **options))
+
+
 # ------------------------------------------------------------------------- the choice of an engine
 
 
@@ -352,7 +368,7 @@ def choose_engine(few: bool) -> str:
         few: for at most ``FEW_ROWS`` rows (reading weights decides) or for many (arithmetic does).
     """
     engines = available_engines()
-    if len(engines) == 2:
+    if len(engines) <= 2:
         return engines[0]
     from fxlab.passes.quantize.modules import Int8Linear
 

@@ -23,6 +23,7 @@ __all__ = [
     "Int8Linear",
     "Int8Conv",
     "Int8Add",
+    "Int8MaxPool2d",
     "Int8Cat",
     "Int8Embedding",
     "Table",
@@ -281,6 +282,29 @@ class Int8Add(CodesModule):
         if a.shape != b.shape or a.stride() != b.stride() or self.output.quant_max != 255:
             return kernels.add_reference(a, b, self)
         return kernels.add_codes(a, b, self)
+
+
+class Int8MaxPool2d(CodesModule):
+    """Max pooling of codes, which keep their meaning.
+
+    Args:
+        input: what the codes mean.
+        **options: kernel_size, stride, padding, dilation, ceil_mode of ``F.max_pool2d``.
+    """
+
+    CODES = ("input",)
+
+    def __init__(self, input: Codes, **options: Any) -> None:
+        super().__init__()
+        self.input, self.options = input, options
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Return the pooled codes."""
+        return kernels.max_pool2d(codes, self.input, self.options)
+
+    def extra_repr(self) -> str:
+        """Show the options."""
+        return ", ".join(f"{name}={value}" for name, value in self.options.items())
 
 
 class Int8Cat(CodesModule):

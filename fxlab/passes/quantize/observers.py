@@ -249,7 +249,7 @@ class MinMaxObserver(Observer):
         self.high = torch.maximum(self.high, high)
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest value of ``x``, of each channel if there is an axis."""
+        """Return the smallest and largest value of ``x``, or of each channel of the axis."""
         if self.axis is None:
             low, high = torch.aminmax(x)
             return low, high

@@ -41,7 +41,7 @@ _SCALAR = {
 }
 _ADD = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _CAT = {torch.cat, torch.concat, torch.concatenate}
-_MAX_POOL = {nn.MaxPool2d, nn.MaxPool3d, F.max_pool2d, F.max_pool3d, torch.max_pool2d}
+_MAX_POOL = {nn.MaxPool2d, F.max_pool2d, torch.max_pool2d}
 _AVG_POOL = {
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, "mean", torch.mean),
@@ -62,7 +62,7 @@ class Group:
     """Nodes that one int8 module will replace: an operation and what is fused into it.
 
     Args:
-        kind: linear, conv, table, add, cat, avg_pool, max_pool, shape or embedding.
+        kind: linear, conv, table, add, cat, max_pool, shape or embedding.
         nodes: the nodes, the first is the operation, the last gives the value.
         inputs: the values read as codes.
         relu: whether the last of the nodes is a ReLU.
@@ -99,10 +99,10 @@ class Plan:
     reader_of: dict[Node, Group] = field(default_factory=dict)
 
     def root(self, value: Node) -> Node:
-        """Return the value whose range ``value`` has: itself, or what a pool or a view reads."""
+        """Return the value whose range ``value`` has: itself, or what a max pool or view reads."""
         while True:
             group = self.group_of.get(value)
-            if group is None or group.kind not in ("shape", "max_pool", "avg_pool"):
+            if group is None or group.kind not in ("shape", "max_pool"):
                 return value
             value = group.inputs[0]
 
@@ -144,7 +144,8 @@ def make_plan(gm: GraphModule, mapping: QConfigMapping) -> Plan:
         if kind not in (None, "linear", "conv", "embedding"):
             late = [v.name for v in _tensors(node, kind) if v not in kinds]
             if late:
-                kind, reason = None, f"it reads {', '.join(late)}, computed in float"
+                view = kind == "shape"  # works on any type: nothing to report
+                kind, reason = None, "" if view else f"it reads {', '.join(late)}, in float"
         if kind is None:
             why[node] = reason
         else:
@@ -152,7 +153,7 @@ def make_plan(gm: GraphModule, mapping: QConfigMapping) -> Plan:
     _drop_what_nobody_reads_as_codes(gm, kinds, why)
     _group(gm, plan, kinds, configs)
     _find_observed(gm, plan)
-    plan.kept = [f"{n.name} kept in float: {why[n]}" for n in gm.graph.nodes if n in why]
+    plan.kept = [f"{n.name} kept in float: {why[n]}" for n in gm.graph.nodes if why.get(n)]
     return plan
 
 
@@ -227,7 +228,6 @@ def _classify(node: Node, modules: dict[str, nn.Module]) -> tuple[str | None, st
         ("relu", _RELU),
         ("table", _TABLE),
         ("max_pool", _MAX_POOL),
-        ("avg_pool", _AVG_POOL),
         ("shape", _SHAPE),
         ("cat", _CAT),
     ):
@@ -241,6 +241,8 @@ def _classify(node: Node, modules: dict[str, nn.Module]) -> tuple[str | None, st
         if key in _ADD and len(operands) == 2 and node.kwargs.get("alpha", 1) == 1:
             return "add", ""
         return None, f"no int8 kernel for {label} of these operands"
+    if key in _AVG_POOL:
+        return None, "averages are taken in float: rounding them to codes twice costs accuracy"
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return None, "a batch norm that could not be folded (see the report of fuse_conv_bn)"
     return None, f"no int8 kernel for {label}"
@@ -269,8 +271,6 @@ def _check(node: Node, module: nn.Module | None, kind: str) -> tuple[str | None,
         return None, "its first argument is no tensor of the graph"
     if kind in ("relu", "table") and len(node.all_input_nodes) != 1:
         return None, "it reads several tensors"
-    if kind == "avg_pool" and "dtype" in node.kwargs:
-        return None, "it asks for a dtype"
     return kind, ""
 
 
@@ -296,9 +296,7 @@ def _drop_what_nobody_reads_as_codes(
     """Give back to float what would only be made of codes in order to become float again."""
     for node in reversed(gm.graph.nodes):
         kind = kinds.get(node)
-        if kind in ("shape", "max_pool", "avg_pool", "add", "cat") and not _read_as_codes(
-            node, kinds
-        ):
+        if kind in ("shape", "max_pool", "add", "cat") and not _read_as_codes(node, kinds):
             del kinds[node]
             if kind != "shape":
                 why[node] = "all that read it are computed in float"

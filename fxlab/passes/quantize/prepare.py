@@ -137,10 +137,17 @@ def insert_behind(gm: GraphModule, plan: Plan, make: Any) -> None:
     for node in plan.observed:
         path = free_path(gm, f"{node.name}_observer")
         gm.add_submodule(path, make(node))
-        with gm.graph.inserting_after(node):
+        with gm.graph.inserting_after(last_placeholder(node)):
             observer = gm.graph.call_module(path, (node,))
         node.replace_all_uses_with(observer)
         observer.args = (node,)
+
+
+def last_placeholder(node: Node) -> Node:
+    """Return ``node``, or the last placeholder when it is one: operations stand behind them all."""
+    if node.op != "placeholder":
+        return node
+    return list(node.graph.find_nodes(op="placeholder"))[-1]
 
 
 def free_path(gm: nn.Module, name: str) -> str:

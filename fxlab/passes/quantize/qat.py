@@ -225,7 +225,7 @@ def _as(module: nn.Module, kind: type) -> nn.Module:
 def prepare_qat(
     gm: GraphModule | nn.Module, qconfig: QConfig | QConfigMapping | None = None
 ) -> GraphModule:
-    """Return a new module to train, with fake quantization; ``gm`` and its weights stay as they are.
+    """Return a new module to train, with fake quantization; ``gm`` is left as it is.
 
     Args:
         gm: a GraphModule in train mode, or a model, which is traced first.
