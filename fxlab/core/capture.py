@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import patches
-from .errors import TraceError, call_site
+from .errors import TraceError, call_site, trace_state
 from .graph import Graph, _enter_region, _exit_region
 from .proxy import Proxy
 from .tracer import PH, PHBase, Tracer, _assert_is_none
@@ -41,8 +41,7 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         fn = getattr(type(root), tracer.traced_func_name, None)
         if fn is None:
             raise _ArgumentError(
-                f"{type(root).__name__} has no method {tracer.traced_func_name!r} to trace",
-                where=call_site(), hint="set traced_func_name of your Tracer",
+                f"{type(root).__name__} has no method {tracer.traced_func_name!r} to trace", hint="set traced_func_name of your Tracer",
             )  # fmt: skip
     else:
         tracer.root, fn = torch.nn.Module(), root
@@ -71,13 +70,13 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
 
 def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a module's forward with Proxies; its Nodes come from here and from the call's line."""
-    outer, retracing = tracer._outer, tracer._retracing
-    tracer._outer = call_site(4, True, outer)
+    outer, retracing = trace_state.outer, tracer._retracing
+    trace_state.outer = call_site(4, True)
     tracer._retracing = hasattr(module, "_graph")
     try:
         return patches._call(module, *args, **kwargs)
     finally:
-        tracer._outer, tracer._retracing = outer, retracing
+        trace_state.outer, tracer._retracing = outer, retracing
 
 
 def _refuse_wrappers(root: Any) -> None:
@@ -86,11 +85,10 @@ def _refuse_wrappers(root: Any) -> None:
     ) else "._orig_mod" if hasattr(root, "_orig_mod") else None  # fmt: skip
     if inner is not None:
         raise TraceError(
-            f"a {type(root).__name__} only wraps the model: its own code is not the program",
-            where=call_site(), hint=f"trace what it wraps: symbolic_trace(model{inner})",
+            f"a {type(root).__name__} only wraps the model: its own code is not the program", hint=f"trace what it wraps: symbolic_trace(model{inner})",
         )  # fmt: skip
     if not callable(root):
-        raise TraceError(f"{root!r} can't be traced", where=call_site(),
+        raise TraceError(f"{root!r} can't be traced",
                          expected="a module or a function")  # fmt: skip
 
 
@@ -103,7 +101,7 @@ def _reset(tracer: Tracer) -> None:
     tracer._examples = tracer._fake_mode = None
     tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
-    tracer._outer, tracer._inline = (), inline
+    tracer._inline = inline
     tracer._retracing = hasattr(tracer.root, "_graph")
     tracer._tracing = True
 
@@ -133,15 +131,14 @@ def arguments(
         parameters = list(inspect.signature(inner).parameters.values())
     except (TypeError, ValueError):
         raise TraceError(
-            f"{inner!r} has no signature that Python can tell", where=call_site(),
+            f"{inner!r} has no signature that Python can tell",
             hint="trace a function of yours that calls it",
             right=f"symbolic_trace(lambda x: {getattr(inner, '__name__', 'fn')}(x))",
         ) from None  # fmt: skip
     args: list[Any] = []
     if is_module:
         if not parameters or parameters[0].kind is _P.VAR_POSITIONAL:
-            raise _ArgumentError("`self` cannot be part of *args of a forward that is traced",
-                                 where=call_site())  # fmt: skip
+            raise _ArgumentError("`self` cannot be part of *args of a forward that is traced")  # fmt: skip
         args.append(tracer.root)
         parameters = parameters[1:]
     star = [p for p in parameters if p.kind in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)]
@@ -156,7 +153,7 @@ def arguments(
         if len(plain) != len(concrete_args):
             raise _ArgumentError(
                 f"concrete_args has {len(concrete_args)} values, but {len(plain)} arguments are "
-                f"to be filled: {', '.join(plain)}", where=call_site(),
+                f"to be filled: {', '.join(plain)}",
             )  # fmt: skip
         concrete_args = dict(zip(plain, concrete_args, strict=True))
     notes = _annotations(inner)
@@ -164,7 +161,7 @@ def arguments(
     unknown = [k for k in fixed if k.lstrip("*") not in {p.name for p in parameters}]
     if unknown:
         raise _ArgumentError(
-            f"concrete_args names {unknown[0]!r}, which is no argument", where=call_site(),
+            f"concrete_args names {unknown[0]!r}, which is no argument",
             expected=", ".join(p.name for p in parameters),
         )  # fmt: skip
     keywords: list[str] = []

@@ -9,7 +9,9 @@ place. `call_site` finds that place; it is also what provenance and the explorer
 from __future__ import annotations
 
 import linecache
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,67 +21,59 @@ import torch
 Frame = tuple[str, int, str]
 """A place in somebody's source: (file, line, function)."""
 
-_CORE = str(Path(__file__).parent)
-_EXPLORER = str(Path(__file__).parent.parent / "explorer")
+_HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-_SEP = str(Path("a/b"))[1]
-
-_OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = 0, 1, 2, 3, 4
-_CAPTURE = str(Path(__file__).parent / "capture.py")
+_OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
 _kinds: dict[str, int] = {}
-
+trace_state = threading.local()
+"""`outer`, in a thread that traces: the frames that called the module being traced."""
 generated_code: dict[str, Callable[[int], Any]] = {}
 """File name of generated code -> function from a line number to the Node of that line or None."""
 
 
-def _kind_of_file(name: str) -> int:
+def _kind_of(name: str) -> int:
     """Say whose code a file holds; a path that merely begins like torch's is a user's."""
-    if name in generated_code:
-        return _GENERATED
-    folder = name.rpartition(_SEP)[0]
-    if name == _CAPTURE:
-        return _BORDER
-    if folder in (_CORE, _EXPLORER) or name.startswith(("<frozen ", "<eval_with_key>")):
-        return _INSIDE
-    if folder == _TORCH + _SEP + "fx":
-        return _INSIDE
-    return _TORCHS if name.startswith(_TORCH + _SEP) else _OUTSIDE
+    kind = _kinds.get(name)
+    if kind is None:
+        folder, _, file = name.rpartition(os.sep)
+        if folder == _HERE and file == "capture.py":
+            kind = _BORDER
+        elif name.startswith(("<frozen ", "<eval_with_key>")) or folder in (
+            _HERE, os.path.join(os.path.dirname(_HERE), "explorer"), os.path.join(_TORCH, "fx")  # noqa: PTH118, PTH120
+        ):  # fmt: skip
+            kind = _INSIDE
+        else:
+            kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE
+        _kinds[name] = kind
+    return kind
 
 
 def is_users(file: str) -> bool:
     """Say whether a file is a user's: neither torch's nor of the kit's core or explorer."""
-    kind = _kinds.get(file)
-    if kind is None:
-        kind = _kinds[file] = _kind_of_file(file)
-    return kind == 0
+    return _kind_of(file) == _OUTSIDE
 
 
-def call_site(
-    limit: int = 4, skip_torch: bool = False, outer: tuple[Frame, ...] | None = None
-) -> tuple[Frame, ...]:
+def call_site(limit: int = 4, skip_torch: bool = False) -> tuple[Frame, ...]:
     """Return the frames of the user's code that led here, innermost first.
 
     Args:
         limit: how many frames at most.
         skip_torch: leave out all of torch, not only torch.fx's own graph files. Generated code is
-            replaced by the source of the node whose line is running.
-        outer: inside a trace, the frames that called the module being traced: looking stops at
-            the tracer's own entry (`capture.py`) and these follow.
-
-    Returns:
-        Tuples (file, line, function). Empty when the call came from no file of a user's.
+            replaced by the source of the node whose line is running. Inside a trace, looking stops
+            at the tracer's own entry (`capture.py`); the frames of the module's call follow.
     """
     frame = sys._getframe(1)
+    outer = getattr(trace_state, "outer", None)
+    if outer is not None and frame.f_code.co_filename[-10:] == "capture.py":
+        frame = frame.f_back
     frames: list[Frame] = []
     kinds = _kinds
-    if outer is not None and frame.f_code.co_filename == _CAPTURE:
-        frame = frame.f_back
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
         kind = kinds.get(file)
         if kind is None:
-            kind = kinds[file] = _kind_of_file(file)
+            kind = _kind_of(file)
         if kind == 0 or (kind == 2 and not skip_torch):
             frames.append((file, frame.f_lineno, code.co_name))
             if len(frames) == limit or code.co_name == "<module>":
@@ -90,8 +84,7 @@ def call_site(
                 break
         elif kind == 3:
             node = generated_node(file, frame.f_lineno)
-            if node is not None:
-                frames.extend(node.meta.get("source", ()))
+            frames += node.meta.get("source", ()) if node is not None else ()
             if len(frames) >= limit:
                 break
         frame = frame.f_back
@@ -107,17 +100,14 @@ def generated_node(file: str, line: int) -> Any:
 def running_node() -> Any:
     """Return the Node whose line of generated code is running, or None."""
     frame = sys._getframe(1)
-    while frame is not None:
-        if _kinds.get(frame.f_code.co_filename) == _GENERATED:
-            return generated_node(frame.f_code.co_filename, frame.f_lineno)
+    while frame is not None and _kinds.get(frame.f_code.co_filename) != _GENERATED:
         frame = frame.f_back
-    return None
+    return None if frame is None else generated_node(frame.f_code.co_filename, frame.f_lineno)
 
 
 def register_generated(file: str, lookup: Callable[[int], Any]) -> None:
     """Remember what the lines of a generated file stand for; `forget_generated` undoes it."""
-    generated_code[file] = lookup
-    _kinds.pop(file, None)
+    generated_code[file], _kinds[file] = lookup, _GENERATED
 
 
 def forget_generated(file: str) -> None:
@@ -141,8 +131,7 @@ def add_run_note(error: BaseException, node: Any, code: str = "") -> None:
     lines = [start + (_describe(node) if node is not None else "of a GraphModule")]
     if code.strip():
         lines.append(f"  generated code:  {code.strip()}")
-    frames = node.meta.get("source", ()) if node is not None else ()
-    lines += [f"  {'at' if i == 0 else 'called from'} {quote(f)}" for i, f in enumerate(frames)]
+    lines += _places(node.meta.get("source", ()) if node is not None else ())
     if sys.version_info >= (3, 11):
         error.add_note("\n".join(lines))
 
@@ -172,33 +161,24 @@ class FxlabError(Exception):
         message: what happened, one sentence.
         node: the Node concerned, or text that describes it.
         where: a frame (file, line, function) or several, innermost first; by default the node's
-            own `meta["source"]`.
+            own `meta["source"]`, else the user's line that led here.
         expected: what would have been right.
         hint: what to try; several are numbered.
         wrong, right: short code that shows the mistake and its mending.
     """
 
     def __init__(
-        self,
-        message: str = "",
-        *,
-        node: Any = None,
-        where: Frame | Sequence[Frame] | None = None,
-        expected: str = "",
-        hint: str | Sequence[str] = (),
-        wrong: str = "",
-        right: str = "",
-    ) -> None:
-        if where is None and hasattr(node, "meta"):
-            where = node.meta.get("source")
-        if where and isinstance(where[0], str):
-            where = (where,)  # type: ignore[assignment]
-        self.message = message
+        self, message: str = "", *, node: Any = None, where: Frame | Sequence[Frame] | None = None,
+        expected: str = "", hint: str | Sequence[str] = (), wrong: str = "", right: str = "",
+    ) -> None:  # fmt: skip
+        if where is None:
+            where = node.meta.get("source") if hasattr(node, "meta") else None
+            where = where or call_site(4, getattr(trace_state, "outer", None) is not None)
+        frames: Any = (where,) if where and isinstance(where[0], str) else where
+        self.message, self.expected, self.wrong, self.right = message, expected, wrong, right
         self.node = node if node is None or isinstance(node, str) else _describe(node)
-        self.where: tuple[Frame, ...] = tuple(where or ())  # type: ignore[arg-type]
-        self.expected = expected
+        self.where: tuple[Frame, ...] = tuple(frames)
         self.hint = (hint,) if isinstance(hint, str) and hint else tuple(hint)
-        self.wrong, self.right = wrong, right
         super().__init__(message_text(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -212,11 +192,9 @@ class FxlabError(Exception):
 def message_text(error: FxlabError) -> str:
     """Compose the text of an error from its fields."""
     lines = [error.message]
-    if error.node:
-        lines.append(f"  at node: {error.node}")
-    lines += [f"  {'at' if i == 0 else 'called from'} {quote(f)}" for i, f in enumerate(error.where)]
-    if error.expected:
-        lines.append(f"  expected: {error.expected}")
+    lines += [f"  at node: {error.node}"] if error.node else []
+    lines += _places(error.where)
+    lines += [f"  expected: {error.expected}"] if error.expected else []
     several = len(error.hint) > 1
     lines += [f"  try{f' {i}' if several else ''}: {h}" for i, h in enumerate(error.hint, 1)]
     for label, code in (("wrong", error.wrong), ("right", error.right)):
@@ -224,6 +202,10 @@ def message_text(error: FxlabError) -> str:
             lines.append(f"  {label}:")
             lines += ["      " + line for line in code.splitlines()]
     return "\n".join(lines)
+
+
+def _places(frames: Sequence[Frame]) -> list[str]:
+    return [f"  {'called from' if i else 'at'} {quote(f)}" for i, f in enumerate(frames)]
 
 
 def _describe(node: Any) -> str:

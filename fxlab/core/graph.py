@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import LintError, RewriteError, call_site
+from .errors import LintError, RewriteError
 from .node import Argument, Node, Target, _format_arg, add_ancestors, map_arg, target_text
 
 if TYPE_CHECKING:
@@ -191,11 +191,9 @@ class Graph:
     """
 
     def __init__(
-        self,
-        owning_module: GraphModule | None = None,
-        tracer_cls: type | None = None,
+        self, owning_module: GraphModule | None = None, tracer_cls: type | None = None,
         tracer_extras: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         from .codegen import CodeGen
 
         self.version = 0
@@ -269,14 +267,9 @@ class Graph:
     # -- edit primitives ----------------------------------------------------------------------
 
     def create_node(
-        self,
-        op: str,
-        target: Target,
-        args: tuple[Argument, ...] | None = None,
-        kwargs: dict[str, Argument] | None = None,
-        name: str | None = None,
-        type_expr: Any = None,
-    ) -> Node:
+        self, op: str, target: Target, args: tuple[Argument, ...] | None = None, kwargs: dict[str,
+        Argument] | None = None, name: str | None = None, type_expr: Any = None,
+    ) -> Node:  # fmt: skip
         """Add a Node at the insertion point (the end unless `inserting_before/after` is active).
 
         Args:
@@ -339,21 +332,20 @@ class Graph:
         """
         if to_erase.graph is not self:
             raise RewriteError(
-                "tried to erase a node of another graph", node=to_erase, where=call_site(),
+                "tried to erase a node of another graph", node=to_erase,
                 hint="call erase_node on node.graph",
             )  # fmt: skip
         if to_erase.users:
             readers = ", ".join(user._name for user in list(to_erase.users)[:5])
             raise RewriteError(
                 f"tried to erase {to_erase._name}, which {len(to_erase.users)} node(s) still read: "
-                f"{readers}", node=to_erase, where=call_site(), expected="a node without users",
+                f"{readers}", node=to_erase, expected="a node without users",
                 hint="make its users read something else first",
                 wrong="graph.erase_node(node)",
                 right="node.replace_all_uses_with(new)\ngraph.erase_node(node)",
             )  # fmt: skip
         if to_erase._erased:
-            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase,
-                               where=call_site())  # fmt: skip
+            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase)  # fmt: skip
         prev = to_erase._prev
         self._unlink(to_erase)
         to_erase._erased = True
@@ -369,8 +361,7 @@ class Graph:
         """Put `node` between two neighbours: what `Node.prepend` and `append` do."""
         if node.graph is not self or node._erased or prev.graph is not self:
             raise RewriteError(
-                "tried to move a node into a graph that it does not belong to", node=node,
-                where=call_site(), hint="copy it with graph.node_copy(node, ...)",
+                "tried to move a node into a graph that it does not belong to", node=node, hint="copy it with graph.node_copy(node, ...)",
             )  # fmt: skip
         if node is prev or node is following:
             return
@@ -423,34 +414,24 @@ class Graph:
         return self.create_node("get_attr", qualified_name, type_expr=type_expr)
 
     def call_module(
-        self,
-        module_name: str,
-        args: tuple[Argument, ...] | None = None,
-        kwargs: dict[str, Argument] | None = None,
-        type_expr: Any = None,
-    ) -> Node:
+        self, module_name: str, args: tuple[Argument, ...] | None = None, kwargs: dict[str,
+        Argument] | None = None, type_expr: Any = None,
+    ) -> Node:  # fmt: skip
         """Add a call of the sub-module at the dotted path `module_name`."""
         self._warn_missing(module_name, "call_module")
         return self.create_node("call_module", module_name, args, kwargs, type_expr=type_expr)
 
     def call_method(
-        self,
-        method_name: str,
-        args: tuple[Argument, ...] | None = None,
-        kwargs: dict[str, Argument] | None = None,
-        type_expr: Any = None,
-    ) -> Node:
+        self, method_name: str, args: tuple[Argument, ...] | None = None, kwargs: dict[str,
+        Argument] | None = None, type_expr: Any = None,
+    ) -> Node:  # fmt: skip
         """Add a call of `args[0].method_name(...)`."""
         return self.create_node("call_method", method_name, args, kwargs, type_expr=type_expr)
 
     def call_function(
-        self,
-        the_function: Callable[..., Any],
-        args: tuple[Argument, ...] | None = None,
-        kwargs: dict[str, Argument] | None = None,
-        type_expr: Any = None,
-        name: str | None = None,
-    ) -> Node:
+        self, the_function: Callable[..., Any], args: tuple[Argument, ...] | None = None, kwargs:
+        dict[str, Argument] | None = None, type_expr: Any = None, name: str | None = None,
+    ) -> Node:  # fmt: skip
         """Add a call of a free function."""
         return self.create_node("call_function", the_function, args, kwargs, name, type_expr)
 
@@ -509,7 +490,7 @@ class Graph:
             return self._root
         if n.graph is not self:
             raise RewriteError(
-                "the insertion point is a node of another graph", node=n, where=call_site()
+                "the insertion point is a node of another graph", node=n
             )
         return n
 
@@ -525,7 +506,7 @@ class Graph:
         node = self._root._prev
         if node._op != "output":
             raise LintError(
-                "the graph does not end with an output", node=node, where=call_site(),
+                "the graph does not end with an output", node=node,
                 hint="add graph.output(value)",
             )  # fmt: skip
         return node
@@ -739,7 +720,7 @@ _EMPTY = __import__("inspect").Parameter.empty
 
 def _not_a(value: Any, what: str, kind: str) -> RewriteError:
     return RewriteError(
-        f"{what} of a node must be a {kind}, got {type(value).__name__}", where=call_site(),
+        f"{what} of a node must be a {kind}, got {type(value).__name__}",
         hint="a single argument needs its comma",
         wrong="graph.call_function(torch.relu, (x))", right="graph.call_function(torch.relu, (x,))",
     )  # fmt: skip

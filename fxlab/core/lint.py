@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import LintError, call_site
+from .errors import LintError
 from .node import OPCODES, Node, _freeze
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def lint(graph: Graph) -> None:
 
 
 def _fail(node: Node, what: str, hint: str) -> None:
-    raise LintError(what, node=node, where=node.meta.get("source") or call_site(), hint=hint)
+    raise LintError(what, node=node, hint=hint)
 
 
 def _links(graph: Graph, node: Node, prev: Node) -> tuple[str, str] | None:

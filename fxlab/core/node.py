@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
-from .errors import RewriteError, call_site
+from .errors import RewriteError
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -167,7 +167,7 @@ def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     """Apply `fn` to every Node inside an argument; other leaves stay as they are."""
     if not callable(fn):
-        raise RewriteError(f"map_arg(a, fn) needs a function, got {fn!r}", where=call_site())
+        raise RewriteError(f"map_arg(a, fn) needs a function, got {fn!r}")
     return _map(a, lambda leaf: fn(leaf) if isinstance(leaf, Node) else leaf)
 
 
@@ -236,15 +236,9 @@ class Node:
     _input_nodes: tuple[Node, ...] | dict[Node, None]  # a tuple while small, for its size
 
     def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        op: str,
-        target: Target,
-        args: tuple[Argument, ...],
-        kwargs: dict[str, Argument],
-        return_type: Any = None,
-    ) -> None:
+        self, graph: Graph, name: str, op: str, target: Target, args: tuple[Argument, ...], kwargs:
+        dict[str, Argument], return_type: Any = None,
+    ) -> None:  # fmt: skip
         """Make a Node that is in no list yet; use `Graph.create_node` and its kin instead."""
         if type(target) is not str:
             if op != "call_function" or not callable(target):
@@ -327,7 +321,7 @@ class Node:
 
     def _set_name(self, name: str) -> None:
         if not isinstance(name, str):
-            raise RewriteError(f"a name must be text, got {name!r}", node=self, where=call_site())
+            raise RewriteError(f"a name must be text, got {name!r}", node=self)
         for hook in getattr(self.graph.owning_module, "_replace_hooks", ()):
             for user in self.users:
                 hook(old=self, new=name, user=user)
@@ -389,7 +383,7 @@ class Node:
         """Insert a positional argument before position `idx`."""
         if not 0 <= idx <= len(self._args):
             raise RewriteError(
-                f"insert_arg index {idx} is out of range", node=self, where=call_site(),
+                f"insert_arg index {idx} is out of range", node=self,
                 expected=f"0 to {len(self._args)}",
             )  # fmt: skip
         self._edit_args((*self._args[:idx], arg, *self._args[idx:]), self._kwargs)
@@ -420,12 +414,9 @@ class Node:
         return args, _map(kwargs, swap) if kwargs else kwargs
 
     def replace_all_uses_with(
-        self,
-        replace_with: Node,
-        delete_user_cb: Callable[[Node], bool] | None = None,
-        *,
+        self, replace_with: Node, delete_user_cb: Callable[[Node], bool] | None = None, *,
         propagate_meta: bool = False,
-    ) -> list[Node]:
+    ) -> list[Node]:  # fmt: skip
         """Make every user of this Node read `replace_with` instead: one edit, the reroute.
 
         Args:
@@ -442,7 +433,7 @@ class Node:
             if set(replace_with.meta) - {"source", "nn_module_stack", "from", "made_by"}:
                 raise RewriteError(
                     "propagate_meta=True needs a replacement without meta of its own",
-                    node=replace_with, where=call_site(),
+                    node=replace_with,
                     expected="an empty meta", hint="copy the keys that you want by hand",
                 )  # fmt: skip
             replace_with.meta.update(self.meta)
@@ -478,12 +469,9 @@ class Node:
         return effect(self, impure_random=impure_random) is not None
 
     def normalized_arguments(
-        self,
-        root: torch.nn.Module,
-        arg_types: tuple[Any, ...] | None = None,
-        kwarg_types: dict[str, Any] | None = None,
-        normalize_to_only_use_kwargs: bool = False,
-    ) -> ArgsKwargsPair | None:
+        self, root: torch.nn.Module, arg_types: tuple[Any, ...] | None = None, kwarg_types:
+        dict[str, Any] | None = None, normalize_to_only_use_kwargs: bool = False,
+    ) -> ArgsKwargsPair | None:  # fmt: skip
         """Return the arguments in the order of the callee's signature, or None if it has none.
 
         Args:
@@ -536,12 +524,9 @@ class Node:
     _pretty_print_target = staticmethod(lambda target: target_text(target))
 
     def format_node(
-        self,
-        placeholder_names: list[str] | None = None,
-        maybe_return_typename: list[str] | None = None,
-        *,
-        include_tensor_metadata: bool = False,
-    ) -> str | None:
+        self, placeholder_names: list[str] | None = None, maybe_return_typename: list[str] | None =
+        None, *, include_tensor_metadata: bool = False,
+    ) -> str | None:  # fmt: skip
         """Return the line that `print(graph)` shows for this Node.
 
         Args:
@@ -574,12 +559,12 @@ class Node:
 def _refuse_target(name: str, op: str, target: Any) -> NoReturn:
     if op not in _legal_ops:
         raise RewriteError(
-            f"{op!r} is no opcode", node=name, where=call_site(), expected=" | ".join(OPCODES)
+            f"{op!r} is no opcode", node=name, expected=" | ".join(OPCODES)
         )
     wanted = "a callable" if op == "call_function" else "a str (a name or a dotted path)"
     raise _TargetError(
         f"the target of a {op} node must be {wanted}, got {target!r} of type "
-        f"{torch.typename(target)}", node=name, where=call_site(),
+        f"{torch.typename(target)}", node=name,
         hint="call_function takes the function itself, call_method and call_module its name",
         wrong='graph.call_function("relu", (x,))', right="graph.call_function(torch.relu, (x,))",
     )  # fmt: skip

@@ -22,7 +22,7 @@ import torch
 import torch.fx._symbolic_trace as torch_trace
 from torch.nn import Module
 
-from .errors import is_users
+from .errors import is_users, trace_state
 from .graph import _enter_region, _exit_region
 from .node import map_aggregate
 from .proxy import Proxy
@@ -88,10 +88,11 @@ def tracing(tracer: Any) -> Iterator[None]:
             raise
         _depth += 1
     outer, _local.tracer = current_tracer(), tracer
+    frames, trace_state.outer = getattr(trace_state, "outer", None), ()
     try:
         yield
     finally:
-        _local.tracer = outer
+        _local.tracer, trace_state.outer = outer, frames
         with _lock:
             _depth -= 1
             if _depth == 0:

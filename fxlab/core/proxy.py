@@ -19,8 +19,8 @@ import torch
 from torch.overrides import is_tensor_method_or_property
 
 from .errors import (
-    TraceAttributeError, TraceError, TraceIndexError, TraceIterError, TraceLenError,
-    TraceTypeError, call_site, is_users,
+    TraceAttributeError, TraceError, TraceIndexError, TraceLenError,
+    TraceTypeError, is_users,
 )  # fmt: skip
 from .graph import Graph
 from .node import _LEAVES, Node, map_aggregate
@@ -152,7 +152,6 @@ class Proxy:
     def __delattr__(self, name: str) -> None:
         raise TraceAttributeError(
             f"an attribute of {self} cannot be deleted while tracing", node=self.node,
-            where=call_site(skip_torch=True),
         )  # fmt: skip
 
     @classmethod
@@ -212,7 +211,7 @@ def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
     if len(found) != 1:
         raise _TwoTracers(
             f"{getattr(function, '__name__', function)} got Proxies of {len(found)} different "
-            "tracers", where=call_site(skip_torch=True),
+            "tracers",
             hint="a Proxy that was kept from an earlier trace cannot be used again",
         )  # fmt: skip
     return next(iter(found.values()))
@@ -227,7 +226,6 @@ def _no_callables(operator_: Any, args: Any, kwargs: Any) -> None:
         if callable(a) and not isinstance(a, (Proxy, type, torch.nn.Module)):
             raise _TwoTracers(
                 f"{operator_} got the function {a!r}: symbolic tracing cannot look into it",
-                where=call_site(skip_torch=True),
                 hint="capture this program with torch.export and fxlab.interop.from_exported",
             )  # fmt: skip
         return a
@@ -272,7 +270,7 @@ def _refuse(proxy: Proxy, kind: type[TraceError], what: str) -> Any:
     text = f"Proxy({node.name})"
     error = kind(
         _WHAT[what].format(p=text) + ", but symbolically traced values have none",
-        node=node, where=tracer._where(),
+        node=node,
         hint=_ways_out(node, tracer, what),
     )  # fmt: skip
     tracer._raised.append(error)

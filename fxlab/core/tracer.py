@@ -30,7 +30,7 @@ from .errors import (
 )  # fmt: skip
 from .graph import Graph
 from .node import Argument, Node, Target, add_ancestors, base_types
-from .proxy import _SHAPE_NAMES, _UNKNOWN, Attribute, ParameterProxy, Proxy, _refuse
+from .proxy import _UNKNOWN, Attribute, ParameterProxy, Proxy, _refuse
 
 _PLAIN = frozenset((*base_types, type(None), type(...))) - {torch.Tensor}
 _CONSTANTS = (torch.Tensor, torch.ScriptObject, pytree.TreeSpec)
@@ -60,20 +60,6 @@ class Scope:
         self.module_path, self.module_type = module_path, module_type
 
 
-class ScopeContextManager:
-    """Puts `current_scope` into `scope` and, at the end, the former values back."""
-
-    def __init__(self, scope: Scope, current_scope: Scope) -> None:
-        self._scope, self._old = scope, dict(scope.__dict__)
-        scope.__dict__.update(current_scope.__dict__)
-
-    def __enter__(self) -> Scope:
-        return self._scope
-
-    def __exit__(self, *args: Any) -> None:
-        self._scope.__dict__.update(self._old)
-
-
 def assert_fn(x: Any) -> None:
     """Stands in a graph for an `assert` of the traced program (`Tracer.trace_asserts`)."""
     if not x:
@@ -99,7 +85,6 @@ class TracerBase:
     module_stack: dict[str, tuple[str, Any]]
     node_name_to_scope: dict[str, tuple[str, Any]]
     _tracing = False
-    _outer: tuple[Frame, ...] = ()
     _retracing = False
     _examples: dict[str, Any] | None = None
 
@@ -112,26 +97,17 @@ class TracerBase:
         self._regions: list[tuple[Any, Node]] = []
         self._known: dict[Node, tuple[Any, str]] = {}
 
-    def _where(self) -> tuple[Frame, ...]:
-        """Return the user's frames that led here, up to the beginning of the trace."""
-        return call_site(4, True, self._outer)
-
     def create_node(
-        self,
-        kind: str,
-        target: Target,
-        args: tuple[Argument, ...],
-        kwargs: dict[str, Argument],
-        name: str | None = None,
-        type_expr: Any = None,
-    ) -> Node:
+        self, kind: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument],
+        name: str | None = None, type_expr: Any = None,
+    ) -> Node:  # fmt: skip
         """Put a Node into the graph; override it to check or change what is recorded."""
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         if self.check_mutable_operations:
             self._check_mutable(node)
         if self._tracing:
             meta = node.meta
-            meta["source"] = call_site(4, True, self._outer)
+            meta["source"] = call_site(4, True)
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
             if self._retracing:
@@ -148,23 +124,16 @@ class TracerBase:
         reason = effect(node, self.root, impure_random=False) if "call" in node._op else None
         if reason is not None and "writes" in reason:
             self.graph.erase_node(node)
-            raise _MutableError(f"a mutable operation was traced: {reason}", node=node,
-                                where=self._where(), hint="use its out-of-place form")  # fmt: skip
+            raise _MutableError(f"a mutable operation was traced: {reason}", node=node, hint="use its out-of-place form")  # fmt: skip
 
     def proxy(self, node: Node) -> Proxy:
         """Return the Proxy for a Node; override it to use a class of your own."""
         return Proxy(node, self)
 
     def create_proxy(
-        self,
-        kind: str,
-        target: Target,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str | None = None,
-        type_expr: Any = None,
-        proxy_factory_fn: Callable[[Node], Proxy] | None = None,
-    ) -> Proxy:
+        self, kind: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], name: str |
+        None = None, type_expr: Any = None, proxy_factory_fn: Callable[[Node], Proxy] | None = None,
+    ) -> Proxy:  # fmt: skip
         """Record one operation and return the Proxy of its value.
 
         Args:
@@ -225,7 +194,7 @@ class TracerBase:
             return a
         raise TraceNotImplementedError(
             f"a {kind.__module__}.{kind.__qualname__} that holds traced values cannot stand in a "
-            "graph", where=self._where(),
+            "graph",
             expected="numbers, text, tensors, tuples, lists, dicts, slices, dataclasses",
             hint="return its parts as a tuple or dict, or give the class a method "
             "__fx_create_arg__(self, tracer)",
@@ -237,8 +206,7 @@ class TracerBase:
                 raise TraceNotImplementedError(
                     f"the traced value {key} is a key of a dict: keys must be known",
                     node=patches.find_proxy(key).node,  # type: ignore[union-attr]
-                    where=self._where(),
-                )
+                    )
         return {key: self.create_arg(value) for key, value in a.items()}
 
     def _create_arg_container(self, a: Any) -> Argument:
@@ -326,11 +294,9 @@ class Tracer(TracerBase):
     """
 
     def __init__(
-        self,
-        autowrap_modules: tuple[types.ModuleType, ...] = (math,),
-        autowrap_functions: tuple[Callable[..., Any], ...] = (),
-        param_shapes_constant: bool = False,
-    ) -> None:
+        self, autowrap_modules: tuple[types.ModuleType, ...] = (math,), autowrap_functions:
+        tuple[Callable[..., Any], ...] = (), param_shapes_constant: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._autowrap_search = list(autowrap_modules)
         functions = chain(
@@ -377,7 +343,7 @@ class Tracer(TracerBase):
         if path is None:
             raise TraceNameError(
                 f"a {type(mod).__name__} was called that is no sub-module of "
-                f"{type(self.root).__name__}", where=self._where(),
+                f"{type(self.root).__name__}",
                 hint="assign it to an attribute of the model in __init__ (a plain Python list or "
                 "dict hides modules: use ModuleList, ModuleDict)",
                 wrong="self.layers = [Linear(2, 2)]",
@@ -386,12 +352,9 @@ class Tracer(TracerBase):
         return path
 
     def call_module(
-        self,
-        m: torch.nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs:
+        dict[str, Any],
+    ) -> Any:  # fmt: skip
         """Record a leaf module's call, or run another module's forward with Proxies.
 
         Args:
@@ -464,7 +427,6 @@ class Tracer(TracerBase):
                 if isinstance(a, torch.nn.Parameter):
                     raise TraceNameError(
                         "a parameter was used that is not a member of the traced module",
-                        where=self._where(),
                         hint="assign it to an attribute of the model",
                     )  # fmt: skip
                 path = self._keep_constant(a)
@@ -494,12 +456,9 @@ class Tracer(TracerBase):
     # -- the trace ------------------------------------------------------------------------------
 
     def trace(
-        self,
-        root: torch.nn.Module | Callable[..., Any],
-        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
-        *,
-        example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
-    ) -> Graph:
+        self, root: torch.nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any,
+        ...] | None = None, *, example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
+    ) -> Graph:  # fmt: skip
         """Run `root` with Proxies and return the Graph of what it did.
 
         Args:
@@ -609,7 +568,7 @@ class Tracer(TracerBase):
     def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
         """Note a TraceWarning for the user's line that runs now; emitted when the trace is done."""
         if place is None:
-            where = self._where()
+            where = call_site(1, True)
             place = where[0] if where else ("<unknown>", 0, "?")
         self._warnings.setdefault((kind, *place[:2]), (message, place))
 
@@ -711,7 +670,7 @@ def wrap(fn_or_name: Any) -> Any:
         return fn_or_name
     if not isinstance(fn_or_name, str):
         raise _WrapError(
-            f"wrap needs a function or the name of one, got {fn_or_name!r}", where=call_site()
+            f"wrap needs a function or the name of one, got {fn_or_name!r}"
         )
     table = sys._getframe(1).f_globals
     patches.wrapped_names[(id(table), fn_or_name)] = table
@@ -749,12 +708,10 @@ def wrapped(*functions: Callable[..., Any]) -> Iterator[None]:
 
 
 def symbolic_trace(
-    root: torch.nn.Module | Callable[..., Any],
-    concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
-    *,
-    example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
-    check: tuple[Any, ...] | None = None,
-) -> Any:
+    root: torch.nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] |
+    None = None, *, example_inputs: tuple[Any, ...] | dict[str, Any] | None = None, check:
+    tuple[Any, ...] | None = None,
+) -> Any:  # fmt: skip
     """Trace a module or function and return it as a GraphModule.
 
     Args:
