@@ -1,4 +1,4 @@
-"""What is seen without JavaScript: the static copy, pictures, text, and the page that steps alone."""
+"""What is seen without a kernel: the static copy, pictures, text, and the page that steps alone."""
 
 import base64
 import re

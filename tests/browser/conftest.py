@@ -94,7 +94,11 @@ class Server:
     root: Path
 
     def address(self, host: str, notebook: str) -> str:
-        return f"{self.url}/lab/tree/{notebook}" if host == "lab" else f"{self.url}/notebooks/{notebook}"
+        return (
+            f"{self.url}/lab/tree/{notebook}"
+            if host == "lab"
+            else f"{self.url}/notebooks/{notebook}"
+        )
 
     def write(self, name: str, cells: list[str]) -> str:
         """Put a notebook into the server's folder; its name."""
@@ -147,9 +151,16 @@ def server(chromium, tmp_path_factory) -> Iterator[Server]:
     command = [
         *(sys.executable, "-m", "jupyter_server", "--allow-root", "--no-browser"),
         *("--ip=127.0.0.1", f"--port={port}", f"--ServerApp.root_dir={root}"),
-        *("--IdentityProvider.token=", "--ServerApp.password=", "--ServerApp.disable_check_xsrf=True"),
+        *(
+            "--IdentityProvider.token=",
+            "--ServerApp.password=",
+            "--ServerApp.disable_check_xsrf=True",
+        ),
         *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
-        *("--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
+        *(
+            "--LabApp.news_url=None",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        ),
     ]
     process = subprocess.Popen(
         command, env=env, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -171,26 +182,105 @@ def server(chromium, tmp_path_factory) -> Iterator[Server]:
     log.close()
 
 
+WAIT = """
+const until = async (look) => {
+  for (;;) {
+    const found = look();
+    if (found) return found;
+    await new Promise((go) => setTimeout(go, 40));
+  }
+};
+const panel = await until(() => {
+  const app = window.jupyterapp;
+  const widget = app && app.shell.currentWidget;
+  return widget && widget.sessionContext && widget.context.path === NAME && widget;
+});
+await panel.context.ready;
+"""
+
+
+class Notebook:
+    """A notebook that is open in a tab."""
+
+    def __init__(self, tab: Watched, server: Server, host: str, name: str) -> None:
+        self.page, self.name, self.server = tab.page, name, server
+        self.page.goto(server.address(host, name))
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+
+    def _run(self, script: str, argument: object = None) -> object:
+        script = f"const NAME = {json.dumps(self.name)}; {WAIT} {script}"
+        return self.page.evaluate(f"async (argument) => {{ {script} }}", argument)
+
+    def run_all(self) -> None:
+        """Run every cell and wait until the last one is done."""
+        self._run(
+            """
+            await panel.sessionContext.ready;
+            const session = await until(() => panel.sessionContext.session);
+            await session.kernel.info;
+            await jupyterapp.commands.execute("notebook:run-all-cells");
+            """
+        )
+
+    def execute(self, code: str) -> str:
+        """Run code in the kernel; what it printed."""
+        return self._run(
+            """
+            let text = "";
+            const future = panel.sessionContext.session.kernel.requestExecute({ code: argument });
+            future.onIOPub = (message) => { if (message.content.text) text += message.content.text; };
+            await future.done;
+            return text.trim();
+            """,
+            code,
+        )
+
+    def save_and_stop(self) -> None:
+        """Save the notebook, widget state included, and shut its kernel down."""
+        self._run(
+            """
+            await panel.context.save();
+            await panel.sessionContext.shutdown();
+            """
+        )
+
+
 @pytest.fixture(scope="session")
-def story_file(tmp_path_factory) -> Path:
-    """A timeline on disk: batch norms of a small network folded into its convolutions."""
+def timeline():
+    """Batch norms of a small network folded into its convolutions, then a pass that finds nothing."""
     import torch
 
-    import fxlab
-    from fxlab.passes import fuse_conv_bn
+    from fxlab.explorer import timeline_of
+    from fxlab.passes import dce, fuse_conv_bn
 
     torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3),
-        torch.nn.BatchNorm2d(8),
-        torch.nn.ReLU(),
-        torch.nn.Conv2d(8, 8, 3),
-        torch.nn.BatchNorm2d(8),
-    ).eval()
+
+    class Block(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.conv, self.bn = torch.nn.Conv2d(width, 8, 3, padding=1), torch.nn.BatchNorm2d(8)
+            self.relu = torch.nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.relu(self.bn(self.conv(x)))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = Block(3)
+            self.body = torch.nn.Sequential(Block(8), Block(8), Block(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            return self.body(x) + x
+
     x = torch.randn(1, 3, 16, 16)
-    gm = fxlab.symbolic_trace(net)
-    with fxlab.record(gm, inputs=(x,)) as timeline:
-        fuse_conv_bn(gm)
+    return timeline_of(Net().eval(), [fuse_conv_bn, dce], (x,))
+
+
+@pytest.fixture(scope="session")
+def story_file(timeline, tmp_path_factory) -> Path:
+    """The timeline on disk, for kernels to read."""
     path = tmp_path_factory.mktemp("story") / "story.json"
     timeline.to_json(path)
     return path

@@ -1,0 +1,410 @@
+"""The viewer itself, in an exported page from disk with the network off."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import fxlab
+from fxlab.explorer import timeline_of
+from fxlab.explorer.drawing import Story
+from fxlab.explorer.page import write_html
+from fxlab.explorer.view import view
+from fxlab.passes import dce
+
+ROWS = """() => [...document.querySelectorAll(".f-row")].map((row) => ({
+  index: Number(row.dataset.index), classes: [...row.classList], top: row.getBoundingClientRect().top,
+  name: row.querySelector(".nm") && row.querySelector(".nm").textContent,
+  mark: row.querySelector(".f-mark").textContent, line: row.querySelector(".f-line").textContent,
+  label: row.getAttribute("aria-label") })).sort((a, b) => a.index - b.index)"""
+
+# Contrast of every text on the screen against the nearest background that is painted.
+CONTRAST = """() => {
+  const parse = (text) => { const m = text.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) =>
+    v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((s, v, k) => s + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const out = [];
+  for (const element of document.querySelectorAll(".fxl *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const style = getComputedStyle(element), box = element.getBoundingClientRect();
+    if (!own || !box.width || element.closest("svg") || style.visibility === "hidden") continue;
+    const ink = parse(style.color);
+    if (ink[3] === 0) continue;
+    let ground = element;
+    while (ground && parse(getComputedStyle(ground).backgroundColor)[3] === 0) ground = ground.parentElement;
+    const paper = ground ? parse(getComputedStyle(ground).backgroundColor) : [255, 255, 255, 1];
+    const [a, b] = [light(ink), light(paper)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    out.push([Math.round(ratio * 100) / 100, element.className || element.tagName, element.textContent.slice(0, 40)]);
+  }
+  return out.sort((a, b) => a[0] - b[0]);
+}"""
+
+
+@pytest.fixture
+def show(browser, tab, tmp_path):
+    """Open a timeline's exported page with the network off; returns a handle on it."""
+
+    def opened(timeline, dark=False, size=(1240, 760), **values):
+        path = write_html(timeline, tmp_path / "story.html", **values)
+        page = tab.page
+        browser.set_offline(True)
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.emulate_media(color_scheme="dark" if dark else "light")
+        page.goto(path.as_uri())
+        page.wait_for_selector(".fxl[data-ready]")
+
+        def press(*keys):
+            for key in keys:
+                page.keyboard.press(key)
+
+        return SimpleNamespace(
+            page=page,
+            press=press,
+            rows=lambda: page.evaluate(ROWS),
+            text=lambda name: page.locator(f".f-{name}").inner_text(),
+            step=lambda: int(page.locator(".f-slider").input_value()),
+            requests=tab.requests,
+            errors=tab.errors,
+        )
+
+    yield opened
+    browser.set_offline(False)
+
+
+@pytest.fixture(scope="module")
+def fuse(timeline):
+    return next(span for span in timeline.passes if span.name == "fuse_conv_bn")
+
+
+def chain(count, edits):
+    gm = fxlab.GraphModule(nn.Module(), fxlab.Graph())
+    last = gm.graph.placeholder("x")
+    for _ in range(count - 2):
+        last = gm.graph.call_function(torch.relu, (last,))
+    gm.graph.output(last)
+    with fxlab.record(gm) as recorded:
+        for node in list(gm.graph.nodes)[1 : 1 + edits]:
+            node.target = torch.sigmoid
+    return recorded
+
+
+def test_an_exported_page_steps_offline_by_keyboard(show, timeline):
+    shown = show(timeline)
+    shown.press("ArrowRight", "ArrowRight")
+    assert shown.step() == 2
+    assert shown.text("sentence") == timeline.steps[1].sentence
+    assert shown.page.url.endswith("#2")
+    shown.press("End")
+    assert shown.step() == len(timeline)
+    assert all(url.startswith(("file:", "data:")) for url in shown.requests)
+    assert shown.errors == []
+
+
+def test_the_page_and_the_static_drawing_show_the_same_facts(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first)
+    story = Story(view(timeline))
+    for step in range(fuse.first, fuse.last + 1):
+        lines = story.lines(step)
+        rows = shown.rows()
+        assert len(rows) == len(lines)
+        for row, line in zip(rows, lines, strict=True):
+            assert line.state in row["classes"]
+            assert row["mark"].replace("−", "-") == line.mark
+            assert ("strong" in row["classes"]) == line.strong
+            if "…" not in row["line"]:
+                assert row["line"] == ("" if line.state == "empty" else line.text)
+        assert shown.text("sentence") == timeline.steps[step - 1].sentence
+        shown.press("ArrowRight")
+
+
+def test_no_untouched_row_moves_inside_a_pass(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first)
+    places = {row["name"]: row["top"] for row in shown.rows()}
+    for _ in range(fuse.last - fuse.first):
+        shown.press("ArrowRight")
+        for row in shown.rows():
+            assert places.get(row["name"], row["top"]) == row["top"]
+
+
+def test_rows_source_lines_and_pass_lines_light_each_other(show, timeline, fuse):
+    shown = show(timeline, step=fuse.last)
+    page = shown.page
+    page.locator(".f-row.ghost").first.hover()
+    assert page.locator(".f-source:not(.f-user) .lit").count() >= 1
+    page.mouse.move(5, 5)
+    page.locator(".f-source:not(.f-user) .did").first.hover()
+    assert page.locator(".f-row.lit").count() >= 1
+    shown.press("ArrowDown", "ArrowDown", "ArrowDown")
+    page.locator(".f-user .now").hover()
+    assert page.locator(".f-row.lit").count() >= 1
+    assert page.locator(".f-user .now.lit").count() == 1
+
+
+def test_inputs_and_readers_have_marks_of_their_own_and_keys_follow_them(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first, selection="stem_bn")
+    page = shown.page
+    assert page.locator(".f-row:has(.f-badge.in) .nm").all_inner_texts() == ["stem_conv"]
+    assert page.locator(".f-row:has(.f-badge.out) .nm").all_inner_texts() == ["stem_relu"]
+    shown.press("i")
+    assert page.locator(".f-row.selected .nm").inner_text() == "stem_conv"
+    shown.press("u", "u")
+    assert page.locator(".f-row.selected .nm").inner_text() == "stem_relu"
+
+
+def test_modules_fold_repeats_fold_to_one_and_hidden_rows_are_counted(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first, selection="body_1_bn")
+    page = shown.page
+    before = len(shown.rows())
+    shown.press("Enter")
+    fold = page.locator(".f-row.fold")
+    assert "rows folded" in fold.inner_text()
+    hidden = int(re.search(r"(\d+) rows folded", shown.text("legend"))[1])
+    assert len(shown.rows()) == before - hidden + 1
+    shown.press("Enter")
+    assert len(shown.rows()) == before
+    page.get_by_role("button", name="fold all modules", exact=True).click()
+    folded = page.locator(".f-row.fold").all_inner_texts()
+    assert any("body" in text for text in folded)
+    page.locator(".f-row.fold .nm", has_text="body").click()
+    assert any("×3" in text for text in page.locator(".f-row.fold").all_inner_texts())
+
+
+def test_a_step_inside_a_fold_marks_the_fold_and_opens_nothing(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first - 1)
+    shown.page.get_by_role("button", name="fold all modules", exact=True).click()
+    count = len(shown.rows())
+    erase = next(step for step in timeline.steps if step.edit.kind == "erase")
+    for _ in range(erase.index - fuse.first + 1):
+        shown.press("ArrowRight")
+    assert shown.step() == erase.index
+    assert len(shown.rows()) == count
+    assert "−1" in shown.page.locator(".f-row.fold").first.inner_text()
+
+
+def test_search_finds_names_targets_opcodes_and_lines_and_goes_on(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first)
+    page = shown.page
+    shown.press("/")
+    page.keyboard.type("_bn")
+    assert "1 of" in shown.text("found") and "found" in shown.text("found")
+    first = page.locator(".f-row.selected .nm").inner_text()
+    shown.press("Enter")
+    assert page.locator(".f-row.selected .nm").inner_text() != first
+    page.locator(".f-search").fill("call_function")
+    assert page.locator(".f-row.hit").count() == 1
+    code = timeline.steps[fuse.first + 1].code
+    page.locator(".f-search").fill(code)
+    shown.press("Enter")
+    assert shown.step() == fuse.first + 2
+    shown.press("Escape", "ArrowRight")
+    assert shown.step() == fuse.first + 3
+
+
+def test_the_gaps_of_a_pass_can_be_closed(show, timeline, fuse):
+    shown = show(timeline, step=fuse.last)
+    ghosts = [row for row in shown.rows() if "ghost" in row["classes"]]
+    assert ghosts
+    shown.press("c")
+    assert not [row for row in shown.rows() if "faint" in row["classes"] and row["mark"] == "−"]
+    shown.press("c")
+    assert len([row for row in shown.rows() if "ghost" in row["classes"]]) == len(ghosts)
+
+
+def test_a_prediction_is_right_for_any_edit_of_the_match_and_answered_by_the_sentence(
+    show, timeline, fuse
+):
+    shown = show(timeline, step=fuse.first - 1, predict=True)
+    page = shown.page
+    text = page.locator(".fxl").inner_text()
+    assert timeline.steps[fuse.first - 1].sentence not in text
+    assert not page.locator(".f-row.empty").count()
+    page.locator(".f-row", has_text="stem_bn = ").click()
+    page.get_by_role("button", name="guess: erase at the selected row").click()
+    assert shown.text("guess").startswith("Yes: ")
+    page.get_by_role("button", name="show the next step").click()
+    assert shown.step() == fuse.first
+    page.locator(".f-row", has_text="x").first.click()
+    page.get_by_role("button", name="guess: move at the selected row").click()
+    assert timeline.steps[fuse.first].sentence in shown.text("guess")
+    page.get_by_role("button", name="show the next step").click()
+    line = timeline.steps[fuse.first + 1].where[0].line
+    page.locator(".f-source:not(.f-user) .f-code-line", has=page.locator(f"text='{line}'")).click()
+    assert shown.text("guess").startswith("Yes: ")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_wall_mode_fills_the_window_in_large_type(show, timeline, fuse, dark):
+    timeline.notes[fuse.first + 2] = "look at the readers"
+    try:
+        shown = show(timeline, dark=dark, size=(1280, 720), step=fuse.first + 2)
+    finally:
+        del timeline.notes[fuse.first + 2]
+    shown.press("w")
+    sizes = shown.page.evaluate(
+        """() => {
+          const px = (name) => parseFloat(getComputedStyle(document.querySelector(name)).fontSize);
+          const root = document.querySelector(".fxl").getBoundingClientRect();
+          const grid = document.querySelector(".f-grid").getBoundingClientRect();
+          const seen = [...document.querySelectorAll(".f-row")].filter((row) => {
+            const box = row.getBoundingClientRect();
+            return box.bottom > grid.top + 1 && box.top < grid.bottom - 1;
+          });
+          return { code: px(".f-line"), source: px(".f-source"), sentence: px(".f-sentence"),
+            rows: seen.length, root: [root.left, root.top, root.width, root.height],
+            note: document.querySelector(".f-note").getBoundingClientRect().bottom };
+        }"""
+    )
+    assert sizes["code"] >= 24 and sizes["source"] >= 24 and sizes["sentence"] >= 28
+    assert 6 <= sizes["rows"] <= 14
+    assert sizes["root"] == [0, 0, 1280, 720]
+    assert sizes["note"] <= 720
+    worst = shown.page.evaluate(CONTRAST)
+    assert worst[0][0] >= 7, worst[:5]
+    shown.press("Escape")
+    assert not shown.page.locator(".fxl.wall").count()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_has_the_contrast_of_aa(show, timeline, fuse, dark):
+    shown = show(timeline, dark=dark, step=fuse.first + 3, selection="stem_relu")
+    assert shown.page.locator(f".fxl[data-theme={'dark' if dark else 'light'}]").count() == 1
+    worst = shown.page.evaluate(CONTRAST)
+    assert len(worst) > 60
+    assert worst[0][0] >= 4.5, worst[:5]
+    shown.press("?")
+    assert shown.page.evaluate(CONTRAST)[0][0] >= 4.5
+
+
+def test_narrow_windows_stack_the_source_above_the_rows(show, timeline, fuse):
+    shown = show(timeline, size=(800, 900), step=fuse.first)
+    place = "(name) => document.querySelector(name).getBoundingClientRect()"
+    source = shown.page.evaluate(f"({place})('.f-left').bottom")
+    assert source <= shown.page.evaluate(f"({place})('.f-right').top") + 1
+    shown.page.set_viewport_size({"width": 320, "height": 900})
+    shown.press("ArrowRight")
+    wide = shown.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 320
+    assert shown.page.locator(".f-row").count() > 5
+
+
+def test_buttons_are_large_enough_for_a_finger_and_a_tap_selects(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first)
+    sizes = shown.page.evaluate(
+        """() => [...document.querySelectorAll(".f-foot button, .f-top button")]
+          .filter((b) => !b.hidden).map((b) => [b.offsetWidth, b.offsetHeight, b.textContent])"""
+    )
+    assert all(width >= 44 and height >= 44 for width, height, _ in sizes), sizes
+    shown.page.locator(".f-row", has_text="stem_conv = ").click()
+    assert shown.page.locator(".f-row.selected .nm").inner_text() == "stem_conv"
+
+
+def test_rows_are_a_treegrid_and_the_sentence_is_a_live_region(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first, selection="stem_bn")
+    grid = shown.page.get_by_role("treegrid")
+    assert int(grid.get_attribute("aria-rowcount")) == len(shown.rows())
+    active = grid.get_attribute("aria-activedescendant")
+    row = shown.page.locator(f"#{active}")
+    assert row.get_attribute("aria-label").endswith("reads stem_conv; read by stem_relu")
+    assert row.get_attribute("aria-selected") == "true"
+    assert shown.page.locator(".f-sentence").get_attribute("aria-live") == "polite"
+
+
+def test_tab_and_escape_leave(show, timeline):
+    shown = show(timeline)
+    for _ in range(40):
+        shown.press("Tab")
+        if not shown.page.evaluate("!!document.activeElement.closest('.fxl')"):
+            break
+    else:
+        pytest.fail("Tab does not leave the explorer")
+    shown.page.locator(".f-grid").focus()
+    shown.press("Escape")
+    assert not shown.page.evaluate("!!document.activeElement.closest('.fxl')")
+
+
+def test_only_the_rows_in_view_are_in_the_page(show):
+    shown = show(chain(10_000, 30))
+    assert shown.page.locator(".f-row").count() < 80
+    assert shown.page.get_by_role("treegrid").get_attribute("aria-rowcount") == "10000"
+    shown.press("ArrowRight", "End")
+    assert shown.page.locator(".f-row.tilde.strong").count() == 1
+    shown.page.locator(".f-grid").evaluate("(grid) => { grid.scrollTop = 200000; }")
+    shown.page.wait_for_function(
+        "[...document.querySelectorAll('.f-row')].some((row) => row.dataset.index > 8000)"
+    )
+    assert shown.errors == []
+
+
+def test_hostile_names_are_shown_as_text(show):
+    class Hostile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("<img src=x onerror=alert(1)>", "</script>", "a'\"\n`b", "y" * 10_000):
+                self.add_module(name, nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for child in self.children():
+                x = child(x)
+            return x
+
+    shown = show(timeline_of(Hostile(), [dce]))
+    shown.page.on("dialog", lambda dialog: pytest.fail("a model's name ran"))
+    for _ in range(6):
+        shown.press("ArrowRight", "ArrowDown")
+    assert shown.page.locator(".fxl img").count() == 0
+    assert any("<img src=x onerror=alert(1)>" in row["label"] for row in shown.rows())
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 1240
+    assert shown.errors == []
+
+
+def test_a_trace_that_fails_ends_on_its_line_with_the_remedies(show):
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            if y.sum() > 0:
+                return y
+            return -y
+
+    shown = show(timeline_of(Branch()))
+    shown.press("End")
+    assert "torch.where" in shown.text("change")
+    assert "if y.sum() > 0" in shown.page.locator(".f-code-line.now").inner_text()
+
+
+def test_an_ill_formed_step_says_which_row_reads_what_is_gone(show):
+    gm = fxlab.GraphModule(nn.Module(), fxlab.Graph())
+    x = gm.graph.placeholder("x")
+    first = gm.graph.call_function(torch.relu, (x,))
+    second = gm.graph.call_function(torch.sigmoid, (first,))
+    gm.graph.output(second)
+    with fxlab.record(gm) as recorded:
+        second.prepend(gm.graph.create_node("call_function", torch.abs, (x,)))
+        x.append(second)
+        first.append(second)
+    shown = show(recorded)
+    for step in recorded.steps:
+        shown.press("ArrowRight")
+        verdict = shown.text("verdicts")
+        assert ("well formed: yes" in verdict) == step.well_formed
+        if not step.well_formed:
+            assert step.problem in verdict
+            assert shown.page.locator(".f-lanes .bad").count() >= 1
+    assert not all(step.well_formed for step in recorded.steps)
+
+
+def test_timelines_of_no_step_and_of_one_node_are_shown(show):
+    def one(x):
+        return x
+
+    shown = show(timeline_of(one))
+    shown.press("End", "ArrowUp", "n", "i", "u", "Enter", "c")
+    gm = fxlab.symbolic_trace(nn.ReLU())
+    with fxlab.record(gm) as empty:
+        pass
+    shown = show(empty)
+    shown.press("ArrowRight", "End", "PageDown", "n", "ArrowDown", "Enter", "c", "p", "p")
+    assert shown.step() == 0
+    assert shown.errors == []
