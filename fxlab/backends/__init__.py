@@ -25,6 +25,7 @@ except ImportError as error:
 
 from fxlab.backends import (
     converters_act,
+    converters_int8,
     converters_math,
     converters_nn,
     converters_reduce,
@@ -45,6 +46,7 @@ __all__ = [
     "available_backends",
     "converter",
     "converters_act",
+    "converters_int8",
     "converters_math",
     "converters_nn",
     "converters_reduce",

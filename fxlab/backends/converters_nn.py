@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fxlab.backends.converters_shape import reshape_to
-from fxlab.backends.onnx import Builder, Unsupported, converter
+from fxlab.backends.onnx import Builder, OnnxValue, Unsupported, converter
 
 __all__: list[str] = []
 
@@ -152,7 +152,7 @@ def _max_pool(count: int) -> Callable[..., Any]:
         return_indices: bool = False,
     ) -> Any:
         if return_indices:
-            raise Unsupported("max_pool with return_indices: ONNX counts indices otherwise")
+            return _pool_with_indices(ctx, input)
         x, added = _batched(ctx, input, count + 2)
         y = ctx.op(
             "MaxPool",
@@ -166,6 +166,10 @@ def _max_pool(count: int) -> Callable[..., Any]:
         return _unbatched(ctx, y, added)
 
     return convert
+
+
+def _pool_with_indices(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
+    raise Unsupported("max_pool with return_indices: ONNX counts indices otherwise")
 
 
 def _average_pool(count: int) -> Callable[..., Any]:
@@ -226,6 +230,7 @@ for _count in (1, 2, 3):
         if hasattr(_home, _names[1]):
             converter(getattr(_home, _names[1]))(_average_pool(_count))
     converter(_names[0])(_max_pool(_count))
+    converter(getattr(F, f"{_names[0]}_with_indices"))(_pool_with_indices)
     converter(_names[1])(_average_pool(_count))
     converter(getattr(F, f"adaptive_avg_pool{_count}d"), f"adaptive_avg_pool{_count}d")(
         _adaptive_pool(_count, "GlobalAveragePool", "AveragePool")
@@ -252,8 +257,10 @@ def batch_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Any:
-    if isinstance(weight, bool) or training or running_mean is None:
-        raise Unsupported("batch norm that computes its own statistics; call eval() first")
+    if running_mean is None and not isinstance(weight, bool):
+        return _affine(ctx, _own_statistics(ctx, input, eps), weight, bias, input.dim())
+    if isinstance(weight, bool) or training:
+        raise Unsupported("batch norm that updates its running statistics; call eval() first")
     if weight is None:
         weight = ctx.const([1.0] * running_mean.numel(), input.dtype)
     if bias is None:
@@ -261,6 +268,15 @@ def batch_norm(
     return ctx.op(
         "BatchNormalization", input, weight, bias, running_mean, running_var, epsilon=float(eps)
     )
+
+
+def _own_statistics(ctx: Builder, x: Any, eps: float) -> OnnxValue:
+    """Normalise each channel (axis 1) by the mean and variance of this very batch."""
+    axes = ctx.const([axis for axis in range(x.dim()) if axis != 1], I64)
+    centred = ctx.op("Sub", x, ctx.op("ReduceMean", x, axes))
+    variance = ctx.op("ReduceMean", ctx.op("Mul", centred, centred), axes)
+    spread = ctx.op("Sqrt", ctx.op("Add", variance, ctx.const(float(eps), x.dtype)))
+    return ctx.op("Div", centred, spread)
 
 
 @converter(F.layer_norm, torch.layer_norm)

@@ -331,11 +331,14 @@ class Emitter(Interpreter):
         """What stands for a value that comes from PyTorch: a graph input, or an External."""
         fake = self.ctx.fake(node.meta.get("tensor_meta"))
         other = self.ctx.fake(node.meta.get("other_tensor_meta"))
-        return self._as_input(node.name, fake, other)
+        name = str(node.target).lstrip("*") if node.op == "placeholder" else node.name
+        return self._as_input(name, fake, other)
 
     def _as_input(self, name: str, fake: Any, other: Any) -> Any:
         if isinstance(fake, tuple) and fake:
             others = other if other is not None else [None] * len(fake)
+            if len(others) != len(fake):
+                return External(name)  # how many there are depends on the batch
             pairs = zip(fake, others, strict=True)
             return tuple(self._as_input(f"{name}_{i}", *pair) for i, pair in enumerate(pairs))
         if not isinstance(fake, torch.Tensor) or fake.dtype not in DTYPES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import tempfile
@@ -212,7 +213,9 @@ class _OpenVinoEngine:
             return core.import_model(blob.read_bytes(), "CPU")
         source = core.read_model(path) if path is not None else core.read_model(model)
         compiled = core.compile_model(source, "CPU", settings)
-        blob.write_bytes(compiled.export_model())
+        stream = io.BytesIO()
+        compiled.export_model(stream)
+        blob.write_bytes(stream.getvalue())
         note.write_text(json.dumps(header))
         return compiled
 

@@ -1,0 +1,258 @@
+"""A Graph becomes ONNX node by node; what cannot is said with its reason and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxlab
+from fxlab import models
+from fxlab.core.errors import LoweringError
+
+onnx = pytest.importorskip("onnx")
+from fxlab.backends import (  # noqa: E402  (the package needs onnx)
+    Unsupported,
+    converter,
+    explain,
+    lower,
+    to_onnx,
+)
+from fxlab.backends.registry import _REGISTRY, find_converter  # noqa: E402
+
+
+def _types(model: object) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_each_node_becomes_onnx_nodes_in_its_order_and_carries_its_name() -> None:
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x + 1) * x)
+    model = to_onnx(gm, [torch.ones(2)])
+    assert _types(model) == ["Add", "Relu", "Mul"]
+    assert [node.name for node in model.graph.node] == ["add", "relu", "mul"]
+
+
+def test_the_opset_is_pinned_and_the_checker_accepts_the_model() -> None:
+    model = to_onnx(fxlab.symbolic_trace(models.MLP().eval()), [torch.ones(2, 8)])
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 20)]
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_weights_are_initializers_and_a_shared_weight_is_stored_once() -> None:
+    layer = nn.Linear(64, 64)
+    gm = fxlab.symbolic_trace(nn.Sequential(layer, nn.ReLU(), layer))
+    model = to_onnx(gm, [torch.ones(3, 64)])
+    sizes = sorted(len(tensor.raw_data) for tensor in model.graph.initializer)
+    assert sizes == [64 * 4, 64 * 64 * 4]
+
+
+def test_what_depends_on_no_input_is_computed_while_lowering() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.exp(self.w) * 2
+
+    model = to_onnx(fxlab.symbolic_trace(Model()), [torch.ones(3)])
+    assert _types(model) == ["Add"]
+
+
+def test_weights_go_to_a_file_beside_the_model_when_they_are_large(tmp_path: Path) -> None:
+    gm = fxlab.symbolic_trace(nn.Linear(100, 100).eval())
+    path = tmp_path / "model.onnx"
+    x = torch.randn(2, 100)
+    to_onnx(gm, [x], path, external_data_bytes=1000)
+    assert (tmp_path / "model.onnx.data").stat().st_size >= 40_000
+    assert path.stat().st_size < 2000
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), gm(x).detach())
+
+
+def test_a_student_adds_a_converter_in_a_cell() -> None:
+    gm = fxlab.symbolic_trace(lambda x: torch.special.i0e(x) + 1)
+    assert "no converter for special_i0e" in str(explain(gm, [torch.ones(2)]))
+    try:
+
+        @converter(torch.special.i0e)
+        def i0e(ctx: object, x: object) -> object:
+            return ctx.op("Exp", ctx.op("Neg", x))
+
+        assert _types(to_onnx(gm, [torch.ones(2)])) == ["Neg", "Exp", "Add"]
+        assert not explain(gm, [torch.ones(2)])
+    finally:
+        del _REGISTRY[torch.special.i0e]
+
+
+def test_a_later_converter_replaces_an_earlier_one_and_methods_go_by_name() -> None:
+    before = find_converter("call_method", "relu")
+    try:
+        converter("relu")(lambda ctx, x: ctx.op("Identity", x))
+        gm = fxlab.symbolic_trace(lambda x: x.relu())
+        assert _types(to_onnx(gm, [torch.ones(2)])) == ["Identity"]
+    finally:
+        converter("relu")(before)
+    assert find_converter("call_method", "relu_") is before  # in place: the same converter
+    assert find_converter("call_function", torch.ops.aten.relu.default) is before
+
+
+def test_a_module_without_converter_is_lowered_by_running_its_code() -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16)).eval()
+    gm = fxlab.symbolic_trace(model)
+    assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_module", "output"]
+    found = _types(to_onnx(gm, [torch.randn(3, 2, 8)]))
+    assert found.count("LayerNormalization") == 2
+    assert "Softmax" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "inputs", "reason"),
+    [
+        ("no converter", lambda x: torch.special.i0(x), [torch.ones(2)], "no converter"),
+        ("mask as index", lambda x: x[x > 0], [torch.ones(2)], "boolean mask"),
+        ("where alone", lambda x: torch.where(x > 0)[0], [torch.ones(2)], "depends on values"),
+        ("nonzero", lambda x: torch.nonzero(x), [torch.ones(2)], "no converter"),
+        ("complex", lambda x: torch.abs(x) + 1, [torch.ones(2, dtype=torch.complex64)], "complex"),
+        ("random", lambda x: x + torch.rand(2), [torch.ones(2)], "random"),
+        ("a write to an input", lambda x: x.add_(1) * 2, [torch.ones(2)], "belongs to the caller"),
+        ("indices", lambda x: F.max_pool2d(x, 2, return_indices=True), [torch.ones(1, 1, 4, 4)],
+         "return_indices"),
+        ("uneven pool", lambda x: F.adaptive_avg_pool2d(x, 3), [torch.ones(1, 1, 4, 4)],
+         "windows differ"),
+        ("printing", lambda x: (print(x), x + 1)[1], [torch.ones(2)], "world"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_lowered_has_a_reason(
+    name: str, program: object, inputs: list[torch.Tensor], reason: str
+) -> None:
+    gm = fxlab.symbolic_trace(program)
+    if name == "printing":
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            gm.graph.call_function(print, ("hello",))
+    found = explain(gm, inputs)
+    assert any(reason in text for text in found.values()), dict(found)
+    with pytest.raises(LoweringError):
+        lower(gm, inputs, strict=True)
+
+
+def test_the_strict_error_names_node_line_reason_and_the_ways_out() -> None:
+    gm = fxlab.symbolic_trace(lambda x: torch.special.i0(x))
+    with pytest.raises(LoweringError) as caught:
+        lower(gm, [torch.ones(2)], strict=True)
+    text = str(caught.value)
+    assert "special_i0" in text
+    assert "test_onnx.py" in text
+    assert "strict=False" in text
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_a_write_in_place_is_lowered_when_nobody_sees_the_old_value() -> None:
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        z = y * 2
+        y.add_(5)
+        return y + z
+
+    def unseen(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y += x
+        return y.relu_()
+
+    assert not explain(fxlab.symbolic_trace(unseen), [torch.ones(2)])
+    gm, x = fxlab.symbolic_trace(seen), torch.randn(4)
+    lowered = lower(gm, [x], threads=1)
+    torch.testing.assert_close(lowered(x.clone()), seen(x.clone()))
+
+    def after(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        z = y.view(-1)
+        y.add_(5)
+        return z * 2
+
+    assert "read again afterwards" in str(explain(fxlab.symbolic_trace(after), [torch.ones(2)]))
+
+
+def test_a_model_in_train_mode_is_refused_with_the_remedy() -> None:
+    gm = fxlab.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    with pytest.raises(LoweringError, match="eval"):
+        lower(gm, [torch.ones(2, 4)])
+    assert gm.get_submodule("1").num_batches_tracked == 0
+
+
+def test_the_users_inputs_weights_and_random_state_are_untouched() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + torch.rand(2)
+
+    x, state = torch.ones(2), torch.get_rng_state()
+    gm = fxlab.symbolic_trace(program)
+    before = str(gm.graph)
+    explain(gm, [x])
+    assert torch.equal(x, torch.ones(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert str(gm.graph) == before
+    assert not any("tensor_meta" in n.meta for n in gm.graph.nodes)
+
+
+def test_sizes_that_follow_the_batch_are_computed_by_the_engine() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        n, c = x.shape[0], x.size(1)
+        y = x.view(n, c // 2, 2).transpose(0, 1).reshape(-1, n * 2)
+        return y.flatten(0) + torch.zeros(n * c) + torch.arange(n * c)
+
+    gm = fxlab.symbolic_trace(program)
+    lowered = lower(gm, [torch.randn(3, 4)], dynamic_batch=True, strict=True, threads=1)
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 4)
+        torch.testing.assert_close(lowered(x), program(x))
+    model = lowered.device_0.onnx_model
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+
+
+def test_what_would_fix_a_dynamic_size_is_left_to_pytorch_instead() -> None:
+    gm = fxlab.symbolic_trace(lambda x: torch.split(x + 1, 1)[0] * 2)
+    found = explain(gm, [torch.ones(3, 2)], dynamic_batch=True)
+    assert "batch" in found["split"]
+    lowered = lower(gm, [torch.ones(3, 2)], dynamic_batch=True, threads=1)
+    x = torch.randn(5, 2)
+    torch.testing.assert_close(lowered(x), (x[:1] + 1) * 2)
+
+
+def test_explain_lists_nodes_with_their_source_lines() -> None:
+    found = explain(models.MLP().eval(), [torch.ones(2, 8)])
+    assert str(found) == f"{found.total} of {found.total} nodes can be lowered"
+    one = explain(fxlab.symbolic_trace(lambda x: torch.special.i0(x)), [torch.ones(2)])
+    assert "0 of 1 nodes" in str(one)
+    assert "test_onnx.py:" in str(one)
+
+
+def test_unsupported_raised_by_a_students_converter_is_the_reason() -> None:
+    try:
+
+        @converter(torch.special.i1)
+        def i1(ctx: object, x: object) -> object:
+            raise Unsupported("only on Tuesdays")
+
+        gm = fxlab.symbolic_trace(lambda x: torch.special.i1(x))
+        assert explain(gm, [torch.ones(2)])["special_i1"] == "only on Tuesdays"
+    finally:
+        del _REGISTRY[torch.special.i1]
+
+
+def test_a_converter_with_a_bug_is_reported_not_hidden() -> None:
+    try:
+
+        @converter(torch.special.i1)
+        def i1(ctx: object, x: object) -> object:
+            return ctx.nothing
+
+        gm = fxlab.symbolic_trace(lambda x: torch.special.i1(x))
+        assert "AttributeError" in explain(gm, [torch.ones(2)])["special_i1"]
+    finally:
+        del _REGISTRY[torch.special.i1]

@@ -1,0 +1,296 @@
+"""Lowered programs: the kit's models, precision, copies, threads, caches, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import fxlab
+from fxlab import models
+from fxlab.core.errors import LoweringError
+from fxlab.passes.partition import OpSupports
+from fxlab.passes.quantize import quantize_static
+
+pytest.importorskip("onnx")
+from fxlab.backends import available_backends, explain, lower
+from fxlab.backends.runtimes import EngineOptions, _no_precision
+
+HERE = [name for name, missing in available_backends().items() if missing is None]
+backends = pytest.mark.parametrize("backend", HERE)
+
+
+def _kit() -> dict[str, tuple[nn.Module, torch.Tensor]]:
+    """Each model of the kit with an input; small images keep the tests quick."""
+    torch.manual_seed(0)
+    found: dict[str, tuple[nn.Module, torch.Tensor]] = {
+        "MLP": (models.MLP(), torch.randn(4, 8)),
+        "TransformerBlock": (models.TransformerBlock(), torch.randn(2, 6, 32)),
+        "FusionCases": (models.FusionCases(), torch.randn(2, 4, 16, 16)),
+        "resnet18": (models.resnet18(), torch.randn(2, 3, 64, 64)),
+        "resnet50": (models.resnet50(), torch.randn(1, 3, 64, 64)),
+        "LearningToPaintActor": (models.LearningToPaintActor(), torch.rand(2, 9, 128, 128)),
+        "DeepRecommender": (models.DeepRecommender(200), torch.rand(4, 200)),
+    }
+    return {
+        name: (models.small.randomize_batch_norms(model).eval(), x)
+        for name, (model, x) in found.items()
+    }
+
+
+KIT = _kit()
+
+
+@functools.cache
+def _quantized(name: str) -> fxlab.GraphModule:
+    model, x = KIT[name]
+    return quantize_static(fxlab.symbolic_trace(model), [x])
+
+
+def _distance(a: object, b: object) -> float:
+    """max|a - b| / max|b| over all tensors of two results."""
+    pairs = zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)
+    return max(float((p - q).abs().max().detach() / q.abs().max().detach()) for p, q in pairs)
+
+
+@backends
+@pytest.mark.parametrize("name", KIT)
+def test_every_model_of_the_kit_is_lowered_whole_and_agrees_with_eager(
+    name: str, backend: str
+) -> None:
+    model, x = KIT[name]
+    gm = fxlab.symbolic_trace(model)
+    lowered = lower(gm, [x], backend, threads=1)
+    assert lowered.meta["reports"]["lower"].kept == []
+    assert len(lowered.meta["partition_names"]) == 1
+    with torch.inference_mode():
+        assert _distance(lowered(x), model(x)) <= 1e-4
+
+
+@backends
+@pytest.mark.parametrize("name", KIT)
+def test_the_quantized_models_are_lowered_whole_too(name: str, backend: str) -> None:
+    """Codes may differ by one quantum, as two int8 kernels do; noise stays below 5 %."""
+    quantized, x = _quantized(name), KIT[name][1]
+    lowered = lower(quantized, [x], backend, threads=1)
+    assert lowered.meta["reports"]["lower"].kept == []
+    with torch.inference_mode():
+        ours, theirs = lowered(x), quantized(x)
+    noise = (ours - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
+    assert noise <= 0.05
+
+
+@backends
+def test_one_operation_declared_unsupported_splits_as_in_the_papers_example(backend: str) -> None:
+    model, x = KIT["resnet18"]
+    gm = fxlab.symbolic_trace(model)
+    lowered = lower(
+        gm, [x], backend, threads=1, support=OpSupports.decline_if_node_in_names({"fc"})
+    )
+    assert [n.name for n in lowered.graph.nodes] == ["x", "device_0", "fc", "output"]
+    assert lowered.meta["reports"]["lower"]["reasons"] == {"fc": "named as one to leave out"}
+    assert lowered.fc is model.fc
+    with torch.inference_mode():
+        assert _distance(lowered(x), model(x)) <= 1e-4
+
+
+def test_unsupported_nodes_between_parts_run_in_pytorch() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        y = torch.special.i0(x + 1)
+        return torch.relu(y.view(y.size(0) * 2, -1) * 3), x.size(1)
+
+    gm, x = fxlab.symbolic_trace(program), torch.randn(2, 4)
+    lowered = lower(gm, [x], threads=1)
+    kinds = [n.target for n in lowered.graph.nodes if n.op.startswith("call")]
+    assert kinds[0] == "device_0"
+    assert torch.special.i0 in kinds
+    assert "device_1" in kinds
+    ours, eager = lowered(x), program(x)
+    torch.testing.assert_close(ours[0], eager[0])
+    assert ours[1] == eager[1] == 4
+
+
+def test_small_parts_stay_in_pytorch_when_asked() -> None:
+    gm = fxlab.symbolic_trace(lambda x: torch.special.i0(x + 1) * 2 + 3 - 4)
+    lowered = lower(gm, [torch.ones(2)], threads=1, min_partition_size=2)
+    names = [n.name for n in lowered.graph.nodes]
+    assert names == ["x", "add", "special_i0", "device_0", "output"]
+
+
+@backends
+def test_a_lowered_module_pickles_and_copies_and_one_engine_serves_equal_parts(
+    backend: str,
+) -> None:
+    model, x = KIT["MLP"]
+    lowered = lower(fxlab.symbolic_trace(model), [x], backend, threads=1)
+    loaded = pickle.loads(pickle.dumps(lowered))
+    copied = copy.deepcopy(lowered)
+    expected = lowered(x)
+    assert torch.equal(loaded(x), expected)
+    assert torch.equal(copied(x), expected)
+    assert copied.device_0.engine is lowered.device_0.engine
+    assert loaded.device_0.engine is lowered.device_0.engine
+    assert "device_0" in lowered.code
+
+
+@backends
+def test_results_are_the_callers_own_memory(backend: str) -> None:
+    gm, x = fxlab.symbolic_trace(lambda x: x * 2), torch.ones(3)
+    lowered = lower(gm, [x], backend, threads=1)
+    first = lowered(x)
+    second = lowered(torch.full((3,), 5.0))
+    assert torch.equal(first, torch.full((3,), 2.0))
+    assert torch.equal(second, torch.full((3,), 10.0))
+
+
+@backends
+def test_threads_may_share_a_lowered_module(backend: str) -> None:
+    gm = fxlab.symbolic_trace(lambda x: x * 2 + 1)
+    lowered = lower(gm, [torch.ones(64)], backend, threads=1)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        x = torch.full((64,), float(number))
+        for _ in range(50):
+            if not torch.equal(lowered(x), x * 2 + 1):
+                wrong.append(number)
+
+    crew = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    assert wrong == []
+
+
+@backends
+def test_strided_and_offset_inputs_are_read_right(backend: str) -> None:
+    gm = fxlab.symbolic_trace(lambda x: x + 1)
+    x = torch.randn(4, 6)
+    lowered = lower(gm, [x.t()[1:]], backend, threads=1)
+    assert torch.equal(lowered(x.t()[1:]), x.t()[1:] + 1)
+
+
+@backends
+def test_a_wrong_shape_or_dtype_is_named(backend: str) -> None:
+    gm = fxlab.symbolic_trace(lambda x: x + 1)
+    lowered = lower(gm, [torch.ones(2, 3)], backend, threads=1)
+    with pytest.raises(LoweringError, match=r"\[2, 4\].*built for.*\[2, 3\]"):
+        lowered.device_0(torch.ones(2, 4))
+    with pytest.raises(LoweringError, match=r"float64"):
+        lowered.device_0(torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_gradients_are_refused_not_lost() -> None:
+    lowered = lower(fxlab.symbolic_trace(lambda x: x * 2), [torch.ones(2)], threads=1)
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(LoweringError, match="no_grad"):
+        lowered.device_0(x)
+    with torch.no_grad():
+        assert torch.equal(lowered(x), torch.full((2,), 2.0))
+
+
+def test_nested_results_come_back_in_their_form() -> None:
+    def program(x: torch.Tensor) -> dict[str, object]:
+        return {"sum": x + 1, "parts": [x * 2, (x - 1,)]}
+
+    gm, x = fxlab.symbolic_trace(program), torch.ones(2)
+    ours, eager = lower(gm, [x], threads=1)(x), program(x)
+    assert pytree.tree_structure(ours) == pytree.tree_structure(eager)
+    assert _distance(ours, eager) == 0
+
+
+@pytest.mark.skipif("openvino" not in HERE, reason="openvino is not installed")
+def test_bfloat16_is_used_where_the_cpu_has_it_and_refused_elsewhere() -> None:
+    model, x = KIT["resnet18"]
+    options = EngineOptions("openvino", "bf16")
+    if _no_precision(options) is not None:
+        with pytest.raises(LoweringError, match="bf16"):
+            lower(model, [x], "openvino", precision="bf16")
+        return
+    lowered = lower(model, [x], "openvino", precision="bf16", threads=1)
+    exact = lower(model, [x], "openvino", threads=1)
+    with torch.inference_mode():
+        reference = model(x)
+        assert _distance(exact(x), reference) < 1e-4 < _distance(lowered(x), reference) < 0.05
+
+
+def test_a_precision_that_a_backend_lacks_is_refused() -> None:
+    with pytest.raises(LoweringError, match="f32"):
+        lower(KIT["MLP"][0], [KIT["MLP"][1]], "onnxruntime", precision="bf16")
+    with pytest.raises(LoweringError, match="precision"):
+        lower(KIT["MLP"][0], [KIT["MLP"][1]], precision="int4")
+
+
+@pytest.mark.skipif("openvino" not in HERE, reason="openvino is not installed")
+def test_engines_are_kept_in_a_folder_and_those_of_another_version_are_not_read(
+    tmp_path: Path,
+) -> None:
+    model, x = KIT["MLP"]
+    first = lower(model, [x], "openvino", threads=1, cache_dir=str(tmp_path))
+    assert not first.device_0.engine.from_cache
+    expected = first(x)
+    engine = first.device_0._build()
+    assert engine.from_cache
+    (note,) = tmp_path.glob("*.json")
+    note.write_text(note.read_text().replace("openvino", "older"))
+    rebuilt = first.device_0._build()
+    assert not rebuilt.from_cache
+    assert torch.equal(rebuilt([x])[0], expected)
+
+
+def test_tensorrt_without_a_gpu_says_what_is_missing() -> None:
+    missing = available_backends()["tensorrt"]
+    if missing is None:
+        pytest.skip("TensorRT is here")
+    with pytest.raises(LoweringError) as caught:
+        lower(KIT["MLP"][0], [KIT["MLP"][1]], "tensorrt")
+    assert "GPU" in str(caught.value) or "provider" in str(caught.value)
+    assert "usable on this machine" in str(caught.value)
+    assert not explain(KIT["MLP"][0], [KIT["MLP"][1]], "tensorrt")  # explaining needs no device
+
+
+def test_an_unknown_backend_is_refused_by_name() -> None:
+    with pytest.raises(LoweringError, match="no backend is called 'tpu'"):
+        lower(KIT["MLP"][0], [KIT["MLP"][1]], "tpu")
+    with pytest.raises(LoweringError, match="no backend is called 'tpu'"):
+        explain(KIT["MLP"][0], [KIT["MLP"][1]], "tpu")
+
+
+def test_what_the_engine_itself_refuses_is_an_error_with_a_way_out() -> None:
+    lowered = lower(fxlab.symbolic_trace(lambda x: x + 1), [torch.ones(2)], threads=1)
+    part = copy.deepcopy(lowered.device_0)
+    part._model = b"not a model"
+    with pytest.raises(LoweringError, match="does not accept this part"):
+        part._build()
+
+
+def test_dtypes_that_a_runtime_would_change_silently_stay_in_pytorch() -> None:
+    gm, x = fxlab.symbolic_trace(lambda x: x + 1e-9), torch.ones(2, dtype=torch.float64)
+    assert "float64" in explain(gm, [x], "openvino")["add"]
+    assert not explain(gm, [x], "onnxruntime")
+    assert torch.equal(lower(gm, [x], "onnxruntime", threads=1)(x), x + 1e-9)
+
+
+def test_the_report_has_parts_seconds_and_reasons() -> None:
+    gm = fxlab.symbolic_trace(lambda x: torch.special.i0(x + 1) + 2)
+    report = lower(gm, [torch.ones(2)], threads=1).meta["reports"]["lower"]
+    assert set(report["seconds"]) == {"device_0", "device_1"}
+    assert "special_i0" in report["reasons"]
+    assert report["parts"]["device_0"] == {"nodes": 1, "inputs": {"x": 8}, "outputs": {"add": 8}}
+    assert any("run by onnxruntime in f32" in line for line in report.changed)
+
+
+def test_a_torch_fx_module_is_taken_too() -> None:
+    import torch.fx
+
+    model, x = KIT["MLP"]
+    lowered = lower(torch.fx.symbolic_trace(model), [x], threads=1)
+    assert _distance(lowered(x), model(x)) <= 1e-4
