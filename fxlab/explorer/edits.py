@@ -227,5 +227,5 @@ class EditWriter:
 
 
 def live_json(value: Any) -> dict[str, Any] | None:
-    """`state_json`, with null for what was not there."""
-    return None if value is MISSING else state_json(value)
+    """`state_json`, with null for what was not there or was None."""
+    return None if value is MISSING or value is None else state_json(value)

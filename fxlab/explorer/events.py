@@ -57,6 +57,7 @@ class Span:
     result: Any = None
     verdict: dict[str, Any] | None = None
     version: int | None = None
+    unmatched: list[str] = field(default_factory=list)
     report: Any = None
     columns: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
 
@@ -112,18 +113,14 @@ def measured_cost(
     """FLOPs and bytes of one call, in sum and by node; nothing where they can't be told."""
     from fxlab.passes import cost
 
-    meta = dict(getattr(gm, "meta", {}))
-    reports = dict(meta.get("reports", {}))
+    if not isinstance(gm, GraphModule):
+        return {}, {}
+    from fxlab.explorer.sameness import private_copy
+
     try:
-        result = cost(gm, *inputs)
+        result = cost(private_copy(gm, None), *inputs)
     except Exception:  # an analysis that does not know the program is no reason to stop a pass
         return {}, {}
-    finally:
-        if isinstance(gm, GraphModule):
-            gm.meta.clear()
-            gm.meta.update(meta)
-            if "reports" in meta:
-                gm.meta["reports"] = reports
     nodes = {node.name: node for node in gm.graph.nodes}
     columns: dict[str, list[tuple[Any, float]]] = {"flops": [], "bytes": [], "live_bytes": []}
     for row in result.rows:

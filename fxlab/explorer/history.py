@@ -279,6 +279,7 @@ class Writer(EditWriter):
             written.report = json.loads(json.dumps(span.report, default=str))
             if isinstance(written.report, dict):
                 written.kept = [str(one) for one in written.report.get("kept", ())]
+        written.kept += span.unmatched
         written.sentence = self._pass_sentence(written, len(before))
 
     def _heir(self, graph: Any) -> Any:

@@ -34,6 +34,7 @@ class Bisection:
         healed: How many runs of failing frames before it passed again later.
         skipped: How many frames were no valid graph, and so could not be checked.
         failure: What the check said or raised in the last frame.
+        made: The step that made the node which `step` makes others read, if it did that.
     """
 
     step: Step | None
@@ -42,6 +43,7 @@ class Bisection:
     healed: int = 0
     skipped: int = 0
     failure: str = ""
+    made: Step | None = None
 
     def __str__(self) -> str:
         extra = ""
@@ -54,6 +56,8 @@ class Bisection:
         for one in self.suspects:
             place = f"{one.where[0].file}:{one.where[0].line}" if one.where else "by snapshot"
             lines.append(f"  {one.code}  {one.sentence}  [{place}]")
+        if self.made is not None:
+            lines.append(f"  what is read now was made at {self.made.code}  {self.made.sentence}")
         if self.failure:
             lines.append(f"  the check: {self.failure}")
         if self.last_good is None:
@@ -84,7 +88,17 @@ def bisect(timeline: RecordedTimeline, check: Check) -> Bisection:
     if begin == 0 or not timeline.steps:
         return Bisection(None, None, [], runs, skipped, failure)
     step = timeline.steps[begin - 1]
-    return Bisection(step, good, suspects(timeline, begin), runs, skipped, failure)
+    made = maker_of(timeline, step)
+    return Bisection(step, good, suspects(timeline, begin), runs, skipped, failure, made)
+
+
+def maker_of(timeline: Timeline, step: Step) -> Step | None:
+    """The step that created the node which a reroute makes others read."""
+    row = (step.edit.after or {}).get("to") if step.edit.kind == "reroute" else None
+    for earlier in reversed(timeline.steps[: step.index - 1]):
+        if row is not None and earlier.edit.kind == "create" and earlier.edit.row == row:
+            return earlier
+    return None
 
 
 def judge(timeline: RecordedTimeline, check: Check, index: int) -> tuple[bool | None, str]:

@@ -40,6 +40,7 @@ from fxlab.explorer.events import (
     measured_cost,
     new_event,
 )
+from fxlab.explorer.searches import Searches
 from fxlab.explorer.state import State, look_at, module_names, set_state
 
 GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
@@ -79,6 +80,8 @@ class Recorder:
         self.reference: Any = None
         self.torch_hooks: list[Any] = []
         self.foreign: Any = None
+        self.listens_foreign = False
+        self.searches = Searches(self)
         self.initial = Boundary(None)
         self.block: tuple[str, str] = ("", "")
         self.orders: list[tuple[dict[str, Any], list[str]]] = []
@@ -122,7 +125,16 @@ class Recorder:
         watched = self.watched[graph] = Watched(graph, path, module, first)
         if self.live:
             self._add_listener(graph, self.listener)
+            self._hear_foreign_too()
         return watched
+
+    def _hear_foreign_too(self) -> None:
+        """Wrap torch.fx's methods once one of its graphs is watched."""
+        if not self.listens_foreign and any(isinstance(g, torch.fx.Graph) for g in self.watched):
+            from fxlab.explorer.foreign import ForeignEdits
+
+            self.foreign, self.listens_foreign = ForeignEdits(self), True
+            self.foreign.listen()
 
     def listen(self) -> None:
         """Put the listeners in."""
@@ -138,11 +150,8 @@ class Recorder:
             torch_module.register_module_parameter_registration_hook(self._hear_tensor),
             torch_module.register_module_buffer_registration_hook(self._hear_tensor),
         ]
-        if any(isinstance(graph, torch.fx.Graph) for graph in self.watched):
-            from fxlab.explorer.foreign import ForeignEdits
-
-            self.foreign = ForeignEdits(self)
-            self.foreign.listen()
+        self.searches.listen()
+        self._hear_foreign_too()
 
     def stop(self) -> None:
         """Take every listener out."""
@@ -156,8 +165,10 @@ class Recorder:
         core_graph.graph_created_hooks.remove(self._created)
         for hook in self.torch_hooks:
             hook.remove()
+        self.searches.stop()
         if self.foreign is not None:
             self.foreign.stop()
+            self.listens_foreign = False
 
     def _add_listener(self, graph: Any, listener: Callable[..., None]) -> None:
         if isinstance(graph, Graph):
@@ -335,6 +346,8 @@ class Recorder:
             self.watch(graph, module=span.result)
         self.watched[graph].asked = True
         self.watched[graph].module = span.result
+        if isinstance(graph, Graph):
+            span.unmatched = self.searches.explain(span.result)
         span.report = getattr(span.result, "meta", {}).get("reports", {}).get(span.name)
         span.end = self.boundary(span.result, measure=ok)
         for node in graph.nodes:

@@ -9,6 +9,7 @@ allow it, so that a rounding error cannot pass for a bug nor hide one. Nodes are
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ def private_copy(gm: Any, dtype: torch.dtype | None) -> Any:
 
 
 def shell_copy(gm: Any, dtype: torch.dtype | None) -> Any:
-    """A copy of a module tree, class by class, for classes whose own way of copying is not known."""
+    """A copy of a module tree, class by class, for classes whose own way to copy is not known."""
     shells = {id(one): object.__new__(type(one)) for one in gm.modules()}
     for module in gm.modules():
         new = shells[id(module)]
@@ -156,6 +157,8 @@ class Reference:
         self.native: Any = None
         self.wide: Any = None
         try:
+            if isinstance(gm, GraphModule):
+                inspect.signature(gm.forward).bind(*self.inputs)
             self.native = self._run(gm, None, self.keys)
         except Exception as error:  # the user's program; what it raises is told, not raised
             first = str(error).strip().splitlines()

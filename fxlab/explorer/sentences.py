@@ -310,7 +310,7 @@ def restated(kind: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     if old is None:
         return f"{path}: new, {short(described(new))}"
     if new is None:
-        return f"{path}: deleted, was {short(described(old))}"
+        return f"{path}: gone, was {short(described(old))}"
     changes = []
     if old["text"] != new["text"]:
         changes.append(f"{short(old['text'], 48)} -> {short(new['text'], 48)}")

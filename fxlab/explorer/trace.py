@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxlab.core.errors import FxlabError, call_site
-from fxlab.explorer.encode import scrubbed
+from fxlab.explorer.encode import relative_file, scrubbed
 from fxlab.explorer.events import Boundary, Event, Span, Watched
 from fxlab.explorer.history import RecordedTimeline
 from fxlab.explorer.record import Recorder
 
+INSIDE = ("fxlab/core/", "fxlab/explorer/", "site-packages/torch/", "<frozen ")
 FxlabFrames = tuple[tuple[str, int, str], ...]
 
 
@@ -106,12 +107,10 @@ def error_frames(error: BaseException) -> FxlabFrames:
     """Where an exception came from, in files outside the kit's core and explorer."""
     if isinstance(error, FxlabError) and error.where:
         return error.where
-    from fxlab.core.errors import _kind_of_file
-
     frames = traceback.extract_tb(error.__traceback__)
     outside = [
         (frame.filename, frame.lineno or 0, frame.name)
         for frame in reversed(frames)
-        if _kind_of_file(frame.filename) == 0
+        if not relative_file(frame.filename).startswith(INSIDE)
     ]
     return tuple(outside[:4]) or call_site()
