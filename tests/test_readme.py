@@ -1,0 +1,27 @@
+"""README says what is so: its example prints what stands there, its table and picture are current."""
+
+import re
+
+import pytest
+
+from tests.readme import PICTURE, ROOT, filled, picture
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_prints_what_stands_there_and_the_table_is_the_one_of_the_tests():
+    assert filled(TEXT) == TEXT, "run: python tests/readme.py"
+
+
+def test_the_picture_is_what_the_exporter_draws_today():
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run: python tests/readme.py"
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", TEXT))))
+def test_every_path_that_is_linked_exists(target):
+    assert (ROOT / target).exists()
+
+
+def test_the_example_has_at_most_twelve_lines():
+    code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL).group(1)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
