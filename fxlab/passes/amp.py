@@ -89,10 +89,9 @@ def amp(gm: GraphModule, dtype: torch.dtype = torch.bfloat16, inputs: Any = None
     """
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"dtype is {dtype}; mixed precision is torch.bfloat16 or torch.float16")
-    reference = None
+    reference, examples = None, inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     if inputs is not None:
-        inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-        shape_prop(gm, *inputs)
+        shape_prop(gm, *examples)
         reference = copy_sharing_tensors(gm)
     rewrite = _Rewrite(gm, dtype)
     rewrite.run()
@@ -103,7 +102,7 @@ def amp(gm: GraphModule, dtype: torch.dtype = torch.bfloat16, inputs: Any = None
         from fxlab.passes.manager import compare, run_wide
 
         with torch.no_grad():
-            difference = compare(run_wide(reference, inputs)[0], gm(*inputs), str(dtype))
+            difference = compare(run_wide(reference, examples)[0], gm(*examples), str(dtype))
         facts |= {"max_rel": difference.max_rel, "sqnr_db": difference.sqnr_db}
     report(gm, "amp", rewrite.changed, rewrite.kept, **facts)
     return gm
@@ -271,7 +270,7 @@ class _Rewrite:
     def _is_low_at_start(self, node: Node) -> bool | None:
         if node.op == "get_attr":
             value = _attribute(self.gm, node.target)
-            dtype = value.dtype if isinstance(value, torch.Tensor) else None
+            dtype: Any = value.dtype if isinstance(value, torch.Tensor) else None
         else:
             dtype = getattr(node.meta.get("tensor_meta"), "dtype", torch.float32)
             if "type" in node.meta and "tensor_meta" not in node.meta:

@@ -26,8 +26,8 @@ REGION_BORDERS = frozenset(
     (
         _enter_region,
         _exit_region,
-        torch.amp._enter_autocast,
-        torch.amp._exit_autocast,
+        torch.amp.autocast_mode._enter_autocast,
+        torch.amp.autocast_mode._exit_autocast,
         torch._C._set_grad_enabled,
     )
 )
@@ -67,7 +67,8 @@ class PassBase(ABC):
         self.requires(graph_module)
         with made_by(type(self).__name__):
             result = self.call(graph_module)
-        self.ensures(graph_module if result is None else result.graph_module)
+        after: Any = graph_module if result is None else result.graph_module
+        self.ensures(after)
         return result
 
     @abstractmethod
@@ -223,7 +224,7 @@ def regions(gm: GraphModule) -> dict[Node, int]:
     return numbers
 
 
-def kind(node: Node, gm: GraphModule) -> str:
+def kind(node: Node, gm: nn.Module) -> str:
     """Return what ``node`` runs, in a word: a module's class, a function's or method's name."""
     if node.op == "call_module":
         return type(gm.get_submodule(node.target)).__name__
@@ -232,7 +233,7 @@ def kind(node: Node, gm: GraphModule) -> str:
     return node.target if node.op == "call_method" else node.op
 
 
-def copy_without_weights(module: nn.Module) -> nn.Module:
+def copy_without_weights(module: nn.Module) -> Any:
     """Return a shallow copy with dictionaries of its own, so that new weights stay in the copy."""
     new = copy.copy(module)
     for name, value in list(vars(new).items()):

@@ -248,7 +248,8 @@ class _Counter(TorchDispatchMode):
         elif func.name().startswith("mkldnn::_convolution_pointwise"):
             # torch's table lacks oneDNN's packed kernels; their weight is the one in its layout.
             weight = next(t for t in _tensors_of(args) if t.layout != torch.strided)
-            self.row.flops += conv_flop_count(out.shape, weight.shape, out.shape)
+            result = list(out.shape)
+            self.row.flops += conv_flop_count(result, list(weight.shape), result)
         self._count(func, packet, _tensors_of((args, kwargs)), _tensors_of(out))
         return out
 
@@ -314,7 +315,7 @@ def _nbytes(t: torch.Tensor) -> int:
     return min(size, t.untyped_storage().nbytes()) if t.layout == torch.strided else size
 
 
-def _parameters(node: Node, gm: GraphModule) -> int:
+def _parameters(node: Node, gm: torch.nn.Module) -> int:
     if node.op == "call_module":
         return sum(p.numel() for p in gm.get_submodule(node.target).parameters())
     if node.op == "get_attr":

@@ -13,6 +13,8 @@ value fewer is written to memory. The pass needs the graph (who reads what) and 
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -40,6 +42,11 @@ PAIRS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
     nn.ConvTranspose3d: (nn.BatchNorm3d, nn.SyncBatchNorm),
     nn.Linear: (nn.BatchNorm1d, nn.SyncBatchNorm),
 }
+Layer: TypeAlias = (
+    nn.Conv1d | nn.Conv2d | nn.Conv3d
+    | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d | nn.Linear
+)  # fmt: skip
+Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -64,7 +71,7 @@ def fuse_conv_bn(gm: GraphModule) -> GraphModule:
         ['input_1', '_0', '_2', 'output']
     """
     changed, kept = [], []
-    modules = dict(gm.named_modules(remove_duplicate=False))
+    modules: dict[str, Any] = dict(gm.named_modules(remove_duplicate=False))
     calls = module_calls(gm)
     reads = {n.target for n in gm.graph.nodes if n.op == "get_attr"}
     region = regions(gm)
@@ -97,7 +104,7 @@ def fuse_conv_bn(gm: GraphModule) -> GraphModule:
 
 def _why_not(
     bn: Node,
-    modules: dict[str, nn.Module],
+    modules: dict[str, Any],
     calls: dict[str, list[Node]],
     reads: set[str],
     region: dict[Node, int],
@@ -141,16 +148,21 @@ def _why_not(
     return None
 
 
-def fold_conv_bn(conv: nn.Module, bn: nn.Module) -> nn.Module:
+def fold_conv_bn(conv: Layer, bn: Norm) -> Layer:
     """Return a new layer that computes ``bn(conv(x))``; neither argument is changed.
 
     Args:
         conv: A Conv1d-3d, ConvTranspose1d-3d or Linear.
         bn: A batch norm with running statistics; it is folded as in eval mode.
 
+    Raises:
+        ValueError: ``bn`` has no running statistics.
+
     The arithmetic is done in float32 or wider, whatever the weights are, and rounded once.
     """
     wide = torch.promote_types(conv.weight.dtype, torch.float32)
+    if bn.running_mean is None or bn.running_var is None:
+        raise ValueError("the batch norm keeps no running statistics, so there is nothing to fold")
     with torch.no_grad():
         mean, var = bn.running_mean.to(wide), bn.running_var.to(wide)
         gamma = torch.ones_like(mean) if bn.weight is None else bn.weight.to(wide)
@@ -165,7 +177,7 @@ def fold_conv_bn(conv: nn.Module, bn: nn.Module) -> nn.Module:
     return folded
 
 
-def _along_output_channels(s: torch.Tensor, conv: nn.Module) -> torch.Tensor:
+def _along_output_channels(s: torch.Tensor, conv: Layer) -> torch.Tensor:
     """Return ``s`` (one number an output channel) in a shape that multiplies ``conv.weight``."""
     rank = conv.weight.dim()
     if not isinstance(conv, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
@@ -177,7 +189,7 @@ def _along_output_channels(s: torch.Tensor, conv: nn.Module) -> torch.Tensor:
     return rows.reshape(conv.in_channels, -1, *[1] * (rank - 2))
 
 
-def _like(old: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
+def _like(old: torch.Tensor, value: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(value.to(old.dtype), requires_grad=old.requires_grad)
 
 

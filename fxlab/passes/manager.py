@@ -181,8 +181,8 @@ class PassManager:
     """
 
     passes: list[Callable] = field(default_factory=list)
-    constraints: list[Callable] | None = None
-    steps: int | None = None
+    constraints: list[Callable] = field(default_factory=list)
+    steps: int = 1
     run_checks_after_each_pass: bool = False
     suppress_check_failures: bool = False
     inputs: Sequence[Any] | None = field(default=None, kw_only=True)
@@ -190,6 +190,7 @@ class PassManager:
     min_sqnr_db: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        # torch.fx takes None for each of these; and the lists are changed by add_pass.
         self.passes = list(self.passes or [])
         self.constraints = list(self.constraints or [])
         self.steps = self.steps or 1
@@ -292,7 +293,7 @@ class PassManager:
             if any(t._version != v for t, v in versions):
                 raise RuntimeError(f"{name} wrote into a tensor; a pass installs a new one")
             difference = None
-            if reference is not None:
+            if reference is not None and self.inputs is not None:
                 output, precision = run_wide(after, self.inputs)
                 difference = compare(reference[0], output, precision)
         except Exception as error:
@@ -327,7 +328,7 @@ class PassManager:
     def _cost(self, gm: GraphModule) -> Any:
         from fxlab.passes.cost import cost
 
-        return cost(gm, *self.inputs)
+        return cost(gm, *(self.inputs or ()))
 
     def _error(self, name: str, before: GraphModule, what: str) -> PassError:
         done = ", ".join(row.name for row in self.rows) or "none"

@@ -74,6 +74,8 @@ class PackedConv2d(nn.Module):
             last = ("relu" if self.relu else "none", [], "")
             return torch.ops.mkldnn._convolution_pointwise(x, *weights, *last)
         last = ("add", 1.0, "relu" if self.relu else None, [], None)
+        if other is None:
+            raise TypeError("this kernel adds a second tensor, which was not given")
         other = other.contiguous(memory_format=torch.channels_last)
         if self.inplace:
             return torch.ops.mkldnn._convolution_pointwise_.binary(other, x, *weights, *last)
@@ -135,8 +137,8 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
         of the whole program, and what was left alone.
     """
     inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    gm = gm if isinstance(gm, GraphModule) else symbolic_trace(gm)
-    folded = copy_sharing_tensors(gm)
+    traced = gm if isinstance(gm, GraphModule) else symbolic_trace(gm)
+    folded = copy_sharing_tensors(traced)
     fuse_conv_bn(folded)
     remove_dropout(folded)
     shape_prop(folded, *inputs)
@@ -159,9 +161,9 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
         _keep_layout_inside(work)
         work.delete_all_unused_submodules()
         work.graph.lint()
-        programs = {"as given": gm, "folded": folded, "packed": work}
+        programs = {"as given": traced, "folded": folded, "packed": work}
         whole = _fastest({name: lambda p=p: p(*inputs) for name, p in programs.items()}, repeats)
-    best = min(whole, key=whole.get)
+    best = min(whole, key=lambda name: whole[name])
     if best == "as given":
         best = "folded"  # the same numbers for less work; a difference here is noise
     if best != "packed":
@@ -246,13 +248,14 @@ def _groups(gm: GraphModule, kept: list[str]) -> list[_Group]:
     taken: set[Node] = set()
     groups = []
     for conv in gm.graph.nodes:
-        if conv.op != "call_module" or not isinstance(gm.get_submodule(conv.target), nn.Conv2d):
+        module = gm.get_submodule(conv.target) if conv.op == "call_module" else None
+        if not isinstance(module, nn.Conv2d):
             continue
         reason = _cannot_pack(conv, gm)
         if reason:
             kept.append(f"{conv.name} kept: {reason}")
             continue
-        group = _Group(conv, gm.get_submodule(conv.target))
+        group = _Group(conv, module)
         reader = _only_reader(conv)
         if reader is not None and reader not in taken and _is_plain_add(reader, conv):
             group.add = reader
@@ -272,7 +275,7 @@ def _groups(gm: GraphModule, kept: list[str]) -> list[_Group]:
 
 
 def _cannot_pack(conv: Node, gm: GraphModule) -> str | None:
-    module = gm.get_submodule(conv.target)
+    module: Any = gm.get_submodule(conv.target)
     if type(module) is not nn.Conv2d:
         return f"{type(module).__name__} may compute something else than Conv2d"
     if module.weight.dtype != torch.float32 or module.weight.device.type != "cpu":
@@ -295,7 +298,7 @@ def _is_plain_add(node: Node, conv: Node) -> bool:
     if node.op != "call_function" or node.target not in _ADDS or node.kwargs:
         return False
     metas = [getattr(n, "meta", {}).get("tensor_meta") for n in (node, conv, *node.args)]
-    shapes = {(m.shape, m.dtype) if hasattr(m, "shape") else None for m in metas}
+    shapes = {(getattr(m, "shape", None), getattr(m, "dtype", None)) for m in metas}
     if node.target is operator.iadd and node.args[0] is not conv:
         return False  # it writes into the other value, which may have more readers
     return len(node.args) == 2 and len(node.all_input_nodes) == 2 and len(shapes) == 1
