@@ -14,14 +14,12 @@ from typing import Any
 from fxlab.core.errors import RewriteError, call_site, quote
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.matcher import SubgraphMatcher
+from fxlab.core.matcher import EDGES, SubgraphMatcher
 from fxlab.core.node import Node, target_text
 from fxlab.core.normalize import canonical_call
 from fxlab.core.rewriter import _check_reached, _graph_of
 
 __all__ = ["Mismatch", "explain_mismatch"]
-
-_EDGES = ("placeholder", "output")
 
 
 @dataclass
@@ -90,12 +88,13 @@ def explain_mismatch(
     graph = _graph_of(pattern)[0]
     matcher = SubgraphMatcher(graph, ignore_literals=ignore_literals, normalize=normalize)
     _check_reached(matcher)
+    start = node if isinstance(node, Node) else None
     if isinstance(node, str):
-        name, node = node, next((n for n in gm.graph.nodes if n.name == node), None)
-        if node is None:
-            raise RewriteError(f"the graph has no node {name!r}", where=call_site())
-    found = [m for m in matcher.match(gm.graph) if node is None or node in m.nodes_map.values()]
-    answer = Mismatch(len(found), sum(n.op not in _EDGES for n in graph.nodes))
+        start = next((n for n in gm.graph.nodes if n.name == node), None)
+        if start is None:
+            raise RewriteError(f"the graph has no node {node!r}", where=call_site())
+    found = [m for m in matcher.match(gm.graph) if start in (None, *m.nodes_map.values())]
+    answer = Mismatch(len(found), sum(n.op not in EDGES for n in graph.nodes))
     if found:
         answer.matched = _pairs(found[0].nodes_map)
         return answer
@@ -106,12 +105,12 @@ def explain_mismatch(
             best[:] = dict(bound), kind, pn, gn
 
     matcher._trouble = trouble
-    whole = next(matcher._search(gm.graph, "", node), None)
+    whole = next(matcher._search(gm.graph, "", start), None)
     if whole is not None:
         answer.matched = _pairs(whole.nodes_map)
         answer.reason = "an earlier match shares a node with this one; the first one counts"
     else:
-        bound, kind, pn, gn = best or ({}, *_start(matcher, gm.graph, node))
+        bound, kind, pn, gn = best or ({}, *_start(matcher, gm.graph, start))
         answer.matched, answer.pattern_node, answer.node = _pairs(bound), pn, gn
         answer.reason, answer.hint = _text(matcher, kind, pn, gn, bound)
         if kind == "between":  # its Node comes first; the pattern was found whole
@@ -123,7 +122,7 @@ def explain_mismatch(
 
 def _start(matcher: SubgraphMatcher, graph: Graph, node: Node | None) -> tuple[str, Any, Any]:
     """Say why a search could not even begin: no Node looks like a result of the pattern."""
-    starts = [node] if node is not None else [n for n in graph.nodes if n.op not in _EDGES]
+    starts = [node] if node is not None else [n for n in graph.nodes if n.op not in EDGES]
     for anchor in matcher.pattern_anchors:
         if any(matcher._alike(anchor, n) for n in starts):
             continue
@@ -140,12 +139,12 @@ def _same_meaning(pn: Node, gn: Node) -> bool:
 
 
 def _text(
-    matcher: SubgraphMatcher, kind: str, pn: Any, gn: Any, bound: dict[Node, Any]
+    matcher: SubgraphMatcher, kind: str, pn: Any, gn: Any, bound: dict[Any, Any]
 ) -> tuple[str, str]:
     """Return what stopped an attempt in words, and what to try."""
     parameter = "make it a parameter of the pattern"
     if kind == "call":
-        ends = gn.op in _EDGES
+        ends = gn.op in EDGES
         same = not matcher.normalize and _same_meaning(pn, gn)
         hint = "normalize=True: both mean the same call" if same else ""
         left, right = (
@@ -171,7 +170,7 @@ def _text(
         return f"the pattern has {pn!r} here, the graph has {gn!r}", hint
     none = "the pattern returns nothing that it computes for that alone"
     if pn is not None:
-        called = target_text(pn.target) if isinstance(pn, Node) and pn.op not in _EDGES else ""
+        called = target_text(pn.target) if isinstance(pn, Node) and pn.op not in EDGES else ""
         none = f"the pattern ends with {called} ({pn.op}), and the graph has no such node"
     return {
         "bound": (f"the pattern's {pn} stands for {bound.get(pn)} already, here it would be {gn}",
@@ -190,4 +189,4 @@ def _text(
 
 
 def _pairs(bound: dict[Node, Any]) -> list[tuple[str, str]]:
-    return [(pn.name, str(gn)) for pn, gn in bound.items() if pn.op not in _EDGES]
+    return [(pn.name, str(gn)) for pn, gn in bound.items() if pn.op not in EDGES]

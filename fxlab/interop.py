@@ -18,10 +18,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
+import torch.fx.graph
+import torch.fx.node
+import torch.fx.traceback
 
 from fxlab.core.codegen import CodeGen, _PyTreeCodeGen, _PyTreeInfo
 from fxlab.core.errors import (
-    FxlabError, LintError, RewriteError, TimelineError, _kind_of_file, call_site,
+    FxlabError,
+    LintError,
+    RewriteError,
+    TimelineError,
+    call_site,
+    is_users,
 )  # fmt: skip
 from fxlab.core.graph import Graph, _enter_region, _exit_region
 from fxlab.core.graph_module import GraphModule
@@ -72,7 +80,7 @@ def from_torch_fx(gm: torch.fx.GraphModule) -> GraphModule:
             node.args = (node.target.factory, *node.args)
             node.target = _enter_region
     _placeholders_first(graph)
-    codegen = gm.graph._codegen
+    codegen: Any = gm.graph._codegen
     if type(codegen) is torch.fx.graph._PyTreeCodeGen:
         info = codegen.pytree_info
         graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(info.orig_args), *info[1:3])))
@@ -135,7 +143,9 @@ class _Enter:
     @functools.cache
     def of(factory: Callable[..., Any]) -> _Enter:
         """Return the one of a factory, registered with torch.fx as having an effect."""
-        return torch.fx.node.has_side_effect(_Enter(factory))
+        enter = _Enter(factory)
+        torch.fx.node.has_side_effect(enter)
+        return enter
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _enter_region(self.factory, *args, **kwargs)
@@ -175,7 +185,7 @@ def _meta_from_torch(meta: dict[str, Any]) -> dict[str, Any]:
         if trace == _trace_text(frames[::-1]):
             del meta["stack_trace"]  # nothing but the frames: to_torch_fx writes it again
         else:
-            frames = [f for f in frames if _kind_of_file(f[0]) == 0] or frames
+            frames = [f for f in frames if is_users(f[0])] or frames
         if frames:
             meta["source"] = tuple(frames[::-1][:4])
     found: list[dict[str, Any]] = []
@@ -286,7 +296,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
     return {"format": "fxlab.graph", "version": _VERSION, "nodes": nodes}
 
 
-def graph_from_json(data: dict[str, Any] | str) -> Graph:
+def graph_from_json(data: Any) -> Graph:
     """Return the Graph that `graph_to_json` wrote, from anybody's file.
 
     Functions and methods are looked up in a closed table (torch's operators, Tensor's methods,
@@ -305,9 +315,8 @@ def graph_from_json(data: dict[str, Any] | str) -> Graph:
         except (ValueError, RecursionError) as error:
             raise TimelineError(f"this is not JSON: {error}") from None
     _need(isinstance(data, dict), "", "a graph is a JSON object", data)
-    assert isinstance(data, dict)
     _need(data.get("version") == _VERSION, "", f"version {_VERSION}", data.get("version"))
-    entries = data.get("nodes")
+    entries: Any = data.get("nodes")
     _need(isinstance(entries, list), "", "a list of nodes", entries)
     graph = Graph()
     made: dict[str, Node] = {}
@@ -319,7 +328,8 @@ def graph_from_json(data: dict[str, Any] | str) -> Graph:
         _need(isinstance(name, str) and name.isidentifier(), where, "a name", name)
         _need(name not in made, where, "a name that no other node has", name)
         _need(entry.get("op") in OPCODES, where, " | ".join(OPCODES), entry.get("op"))
-        args, kwargs = entry.get("args", []), entry.get("kwargs", {})
+        args: Any = entry.get("args", [])
+        kwargs: Any = entry.get("kwargs", {})
         _need(isinstance(args, list), where, "args as a list", args)
         _need(isinstance(kwargs, dict), where, "kwargs as an object", kwargs)
         args = tuple([_decode(a, made, where, 0) for a in args])
@@ -418,7 +428,9 @@ def _decode(value: Any, made: dict[str, Node], where: str, depth: int) -> Any:
     if isinstance(value, list):
         return [inner(v) for v in value]
     _need(isinstance(value, dict) and len(value) == 1, where, "an argument", value)
-    kind, content = next(iter(value.items()))
+    parts: Any = value
+    kind = next(iter(parts))
+    content = parts[kind]
     if kind == "node":
         _need(isinstance(content, str) and content in made, where, "an earlier node", content)
         return made[content]
@@ -471,7 +483,7 @@ def _meta_to_json(node: Node) -> dict[str, Any]:
             [str(key), str(path), kind if isinstance(kind, str) else torch.typename(kind)]
             for key, (path, kind, *_) in meta["nn_module_stack"].items()
         ]
-    value = next((meta[k] for k in ("tensor_meta", "val", "example_value") if k in meta), None)
+    value: Any = next((meta[k] for k in ("tensor_meta", "val", "example_value") if k in meta), None)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         sizes = [s if type(s) is int else str(s) for s in value.shape]
         found["tensor"] = {"shape": sizes, "dtype": str(value.dtype)}
@@ -497,7 +509,7 @@ def _meta_from_json(data: Any, where: str) -> dict[str, Any]:
                 str(key): (str(path), str(kind)) for key, path, kind in data["nn_module_stack"]
             }
         if "tensor" in data and all(type(s) is int for s in data["tensor"]["shape"]):
-            dtype = _WORDS.get(data["tensor"]["dtype"])
+            dtype: Any = _WORDS.get(data["tensor"]["dtype"])
             meta["tensor_meta"] = TensorShape(torch.Size(data["tensor"]["shape"]), dtype)
     except (TypeError, ValueError, KeyError) as error:
         _need(False, where, "meta as graph_to_json writes it", error)

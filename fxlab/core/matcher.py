@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from .errors import RewriteError, call_site
 from .graph import Graph
 from .node import Node
-from .normalize import Call, canonical_call
+from .normalize import Call, canonical_call, find
 from .purity import effect
 
-_EDGES = ("placeholder", "output")
+EDGES = ("placeholder", "output")
 _CALLS = ("call_function", "call_method", "call_module")
 _LISTS = (list, tuple)
 _Pairs = list[tuple[Any, Any]]
@@ -45,10 +46,10 @@ class InternalMatch:
     """
 
     anchors: list[Node]
-    nodes_map: dict[Node, Node] = field(default_factory=dict)
-    placeholder_nodes: list[Node] = field(default_factory=list)
-    returning_nodes: list[Node] = field(default_factory=list)
-    name_node_map: dict[str, Node] = field(default_factory=dict)
+    nodes_map: dict[Node, Node] = field(default_factory=dict[Node, Node])
+    placeholder_nodes: list[Node] = field(default_factory=list[Node])
+    returning_nodes: list[Node] = field(default_factory=list[Node])
+    name_node_map: dict[str, Node] = field(default_factory=dict[str, Node])
 
     def __copy__(self) -> InternalMatch:
         maps = self.nodes_map.copy(), self.placeholder_nodes.copy(), self.returning_nodes.copy()
@@ -160,7 +161,7 @@ class SubgraphMatcher:
                 results = [bound[n] for n in self.pattern_returning_nodes if n in bound]
                 yield InternalMatch(anchors, dict(bound), inputs, results)
                 if self.remove_overlapping_matches:
-                    taken.update(g for p, g in bound.items() if p.op not in _EDGES)
+                    taken.update(g for p, g in bound.items() if p.op not in EDGES)
                     break
 
     def _tell(self, bound: dict[Node, Any], kind: str, pn: Any = None, gn: Any = None) -> None:
@@ -200,7 +201,7 @@ class SubgraphMatcher:
                     break
             else:
                 if not taken or not any(
-                    isinstance(g, Node) and g in taken and p.op not in _EDGES
+                    isinstance(g, Node) and g in taken and p.op not in EDGES
                     for p, g in bound.items()
                 ):
                     yield bound
@@ -233,7 +234,7 @@ class SubgraphMatcher:
             return False
         if pn.op == "get_attr":
             return _same_kind_of_state(pn, gn)
-        return pn.op in _EDGES or pn.target == gn.target
+        return pn.op in EDGES or pn.target == gn.target
 
     def _spelling(self, node: Node) -> Call:
         if node not in self._spellings:
@@ -272,7 +273,7 @@ class SubgraphMatcher:
         if self.normalize and pn.op in _CALLS and gn.op in _CALLS:
             (_, pargs, pkwargs, swap), (_, gargs, gkwargs, _) = map(self._spelling, (pn, gn))
         elif (len(pargs) != len(gargs) or pkwargs.keys() != gkwargs.keys()) and (
-            pn.target is gn.target and isinstance(pn.target, torch._ops.OpOverload)
+            pn.target is gn.target and isinstance(pn.target, OpOverload)
         ):
             pargs, gargs, pkwargs, gkwargs = _by_schema(pn), _by_schema(gn), {}, {}
         if len(pargs) != len(gargs) or pkwargs.keys() != gkwargs.keys():
@@ -286,7 +287,7 @@ class SubgraphMatcher:
         self, bound: dict[Node, Any], effects: _Effects
     ) -> tuple[str, Node | None, Any] | None:
         """Return why nothing else can be put in the place of a match: the kind, and two Nodes."""
-        body = {gn: pn for pn, gn in bound.items() if pn.op not in _EDGES}
+        body = {gn: pn for pn, gn in bound.items() if pn.op not in EDGES}
         inside = {*body, *(gn for pn, gn in bound.items() if pn.op == "output")}
         for gn, pn in body.items():
             if pn not in self._returned:
@@ -298,7 +299,7 @@ class SubgraphMatcher:
         if last - first + 1 == len(body):
             return None
         returned = [gn for gn, pn in body.items() if pn in self._returned]
-        late = _late_readers(body, returned, last, where)
+        late = late_readers(body, returned, last, where)
         return ("cycle", None, None) if late is None else effects.between(body, late, first, last)
 
 
@@ -314,7 +315,7 @@ class _Effects:
     ) -> tuple[str, Node, Any] | None:
         """Say which Node stops `body` and `late` from moving to position `last`, if any."""
         if self._nodes is None:
-            self._nodes = [n for n in self._order if n.op not in _EDGES and effect(n)]
+            self._nodes = [n for n in self._order if n.op not in EDGES and effect(n)]
             self._places = [self._order[n] for n in self._nodes]
         for writer in filter(_writes, body):
             for reader in (u for n in writer.all_input_nodes for u in n.users):
@@ -357,26 +358,19 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def _state(node: Node) -> Any:
-    """Return what a get_attr Node reads, or the Node's path when no module owns its graph."""
-    value: Any = node.graph.owning_module
-    for name in node.target.split(".") if value is not None else ():
-        value = getattr(value, name, None)
-    return value
-
-
 def _same_kind_of_state(pn: Node, gn: Node) -> bool:
     """Two get_attr Nodes are alike if both read a tensor of one class, or equal constants."""
     if None in (pn.graph.owning_module, gn.graph.owning_module):
         return pn.target == gn.target
-    left, right = _state(pn), _state(gn)
+    left, right = (find(n.graph.owning_module, str(n.target)) for n in (pn, gn))
     return type(left) is type(right) and (isinstance(left, torch.Tensor) or _same(left, right))
 
 
 def _by_schema(node: Node) -> list[Any]:
     """Return the arguments of a torch.ops call in the order of its schema, defaults filled in."""
-    values = []
-    for i, argument in enumerate(node.target._schema.arguments):
+    values: list[Any] = []
+    target: Any = node.target
+    for i, argument in enumerate(target._schema.arguments):
         given = node.args[i] if i < len(node.args) and not argument.kwarg_only else None
         default = given if given is not None else argument.default_value
         values.append(node.kwargs.get(argument.name, default))
@@ -388,7 +382,7 @@ def _writes(node: Node) -> bool:
     return re.search("write|region|switch|changes its", effect(node) or "") is not None
 
 
-def _late_readers(
+def late_readers(
     body: dict[Node, Any], returned: list[Node], last: Any, position: Callable[[Node], Any]
 ) -> list[Node] | None:
     """Return the Nodes that depend on `returned` and stand before `last`, in order.

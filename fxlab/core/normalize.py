@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._ops import OpOverload
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
 from .node import Node
@@ -57,6 +58,13 @@ _MODULES = {
 }  # fmt: skip
 
 
+def find(module: Any, path: str) -> Any:
+    """Return what a dotted path leads to, or None."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
 def canonical_call(node: Node) -> Call:
     """Return one spelling for all ways to write a call.
 
@@ -65,12 +73,10 @@ def canonical_call(node: Node) -> Call:
     """
     args, kwargs = node.args, dict(node.kwargs)
     function: Any = node.target
+    name: str | None = None
     if node.op == "call_module":
         owner = node.graph.owning_module
-        try:
-            module = owner.get_submodule(node.target) if owner is not None else None
-        except AttributeError:
-            module = None
+        module: Any = find(owner, str(node.target)) if owner is not None else None
         name = _MODULES.get(type(module))
         if name is None or module._forward_hooks or module._forward_pre_hooks:
             return (node.op, node.target), args, kwargs, False
@@ -81,6 +87,7 @@ def canonical_call(node: Node) -> Call:
         args = ()
     elif node.op == "call_method":
         name = _SYNONYMS.get(node.target, node.target)
+        name = str(name)
         function = getattr(torch, name, None) or getattr(torch.ops.aten, name, None)
         first = next((s[0].name for s in _signatures(function) if s), "") if function else ""
         if first not in ("input", "self", "tensor"):  # x.where(c, y) is torch.where(c, x, y)
@@ -98,7 +105,7 @@ def canonical_call(node: Node) -> Call:
 @functools.cache
 def _name(function: Callable[..., Any]) -> str | None:
     """Return the one name of a function of torch or operator, None for any other."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         namespace, _, name = function._schema.name.partition("::")
         return _SYNONYMS.get(name, name) if namespace == "aten" else None
     name = getattr(function, "__name__", "")

@@ -19,8 +19,9 @@ import torch
 from .errors import RewriteError, call_site
 from .graph import Graph
 from .graph_module import GraphModule
-from .matcher import _EDGES, InternalMatch, SubgraphMatcher, _late_readers
+from .matcher import EDGES, InternalMatch, SubgraphMatcher, late_readers
 from .node import Node, add_ancestors, map_aggregate, map_arg
+from .normalize import find
 from .tracer import symbolic_trace
 
 __all__ = [
@@ -99,7 +100,7 @@ def replace_pattern(
 
 
 def replace_pattern_with_filters(
-    gm: GraphModule,
+    gm: GraphModule | Any,
     pattern: Callable[..., Any] | Graph | GraphModule,
     replacement: Callable[..., Any] | Graph | GraphModule | None = None,
     match_filters: list[Callable[[InternalMatch, Graph, Graph], bool]] | None = None,
@@ -142,7 +143,7 @@ def replace_pattern_with_filters(
         for match in matcher.match(gm.graph, node_name_match)
         if all(keep(match, gm.graph, pattern_graph) for keep in match_filters or ())
     ]
-    plan = None
+    plan: Any = None
     if replacement is not None and matches:
         graph, module = _graph_of(replacement)
         plan = _Plan(graph, matcher)
@@ -151,7 +152,7 @@ def replace_pattern_with_filters(
         if module is not None:
             plan.adopt_state(gm, module, isinstance(replacement, torch.nn.Module))
     changed: dict[Node, Node] = {}
-    done = []
+    done: list[ReplacedPatterns] = []
     for match in matches:
         if replacement_callback is not None:
             plan = _Plan(replacement_callback(match, gm.graph, pattern_graph), matcher)
@@ -194,7 +195,7 @@ class _Plan:
     def __init__(self, graph: Graph, matcher: SubgraphMatcher) -> None:
         nodes = list(graph.nodes)
         self.parameters = [n for n in nodes if n.op == "placeholder"]
-        self.operations = [n for n in nodes if n.op not in _EDGES]
+        self.operations = [n for n in nodes if n.op not in EDGES]
         wanted = matcher.pattern_placeholder_nodes
         if len(self.parameters) != len(wanted):
             raise RewriteError(
@@ -217,11 +218,11 @@ class _Plan:
             path = new = node.target
             if not keep_names or re.fullmatch(r"_tensor_constant\d+", path):
                 stem, number = path.rpartition(".")[2].rstrip("0123456789"), 0
-                while _find(gm, new) is not None:
+                while find(gm, new) is not None:
                     new, number = f"{stem}{number}", number + 1
-            elif _find(gm, path) is not None:
+            elif find(gm, path) is not None:
                 continue
-            value = _find(module, path)
+            value = find(module, path)
             if value is None:
                 raise RewriteError(
                     f"the replacement uses {path!r}, which neither it nor the edited module has",
@@ -232,7 +233,7 @@ class _Plan:
             if isinstance(value, torch.nn.Module):
                 gm.add_submodule(new, value)
             else:
-                if owner and _find(gm, owner) is None:
+                if owner and find(gm, owner) is None:
                     gm.add_submodule(owner, torch.nn.Module())
                 home = gm.get_submodule(owner)
                 buffer = isinstance(value, torch.Tensor) and not isinstance(
@@ -240,12 +241,6 @@ class _Plan:
                 )
                 home.register_buffer(name, value) if buffer else setattr(home, name, value)
             self.paths[path] = new
-
-
-def _find(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module
 
 
 def _replace(
@@ -265,12 +260,12 @@ def _replace(
         for pn in matcher.pattern_placeholder_nodes:
             nodes[pn] = map_arg(nodes[pn], lambda n: _latest(n, changed))
         match.placeholder_nodes[:] = [nodes[pn] for pn in matcher.pattern_placeholder_nodes]
-    body = {gn: pn for pn, gn in nodes.items() if pn.op not in _EDGES}
+    body = {gn: pn for pn, gn in nodes.items() if pn.op not in EDGES}
     last, late = next(iter(body)), []
     if len(matcher.pattern_returning_nodes) > 1:
         last = max(body)
         returned = [gn for gn in match.returning_nodes if gn in body]
-        found = _late_readers(body, returned, last, lambda n: n)
+        found = late_readers(body, returned, last, lambda n: n)
         if found is None:
             return None
         late = found
@@ -281,7 +276,7 @@ def _replace(
         for node in plan.operations:
             args, kwargs = (map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
             state = node.op in ("get_attr", "call_module")
-            target = plan.paths.get(node.target, node.target) if state else node.target
+            target: Any = plan.paths.get(str(node.target), node.target) if state else node.target
             new = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
             copies[node] = new
             new.meta = {**node.meta, **new.meta}
@@ -307,7 +302,7 @@ def _replace(
     for node in reversed(late):
         last.append(node)
     for pn in reversed(matcher.pattern.nodes):
-        if pn.op not in _EDGES:
+        if pn.op not in EDGES:
             graph.erase_node(nodes[pn])
     return added
 
