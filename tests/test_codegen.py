@@ -401,8 +401,8 @@ def _defaults(a, b=1.25, *, c=DEFAULT_TENSOR, d=torch.relu, e=Color.RED, f=Box(1
 
 def _annotated(
     a: int, b: torch.Tensor | None, c: List[torch.Tensor], d: Optional[int],
-    e: Callable[[int], str], f: "typing.Any", g: list[int], h: dict[str, tuple[int, ...]], i: typing.Annotated[int, "x"],
-    j: typing.Literal["a b"], k: Color, l: Tuple[()], m: Union[int, str, None], n: Box,
+    e: Callable[[int], str], f: "typing.Any", g: list[int], h: dict[str, tuple[int, ...]],
+    i: typing.Annotated[int, "x"], j: typing.Literal["a b"], k: Color, l: Tuple[()], m: Union[int, str, None], n: Box,
     *o: float, p: None = None, **q: Dict[str, int],
 ) -> Tuple[int, str]:  # fmt: skip
     return a
@@ -736,3 +736,31 @@ def test_a_transformer_registered_for_a_while_works_as_in_torch_fx():
         with gm.graph.on_generate_code(shift):
             pass
         assert gm(zero) == 0
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x, device, /, *, k=3, torch=None):
+        return {"y": self.linear(x) + device["a"] * k - device["b"].to("cpu"), "z": torch}
+
+
+def test_a_module_with_nested_inputs_keeps_its_signature():
+    module, ph = Nested(), fxlab.PH
+    gm = fxlab.symbolic_trace(module, concrete_args={"device": {"a": ph, "b": ph}})
+    for node in gm.graph.nodes:
+        if node.target == "to":
+            node.args = (node.args[0], torch.device("cpu"))
+    kinds = [
+        (p.name, p.kind, p.default) for p in inspect.signature(module.forward).parameters.values()
+    ]
+    assert kinds == [
+        (p.name, p.kind, p.default) for p in inspect.signature(gm.forward).parameters.values()
+    ]
+    x = torch.ones(2)
+    for d in ({"a": x, "b": x * 5}, {"b": x * 5, "a": x}):
+        want = module(x, d, torch=7)
+        assert torch.equal(gm(x, d, torch=7)["y"], want["y"])
+        assert torch.equal(fxlab.Interpreter(gm).run(x, d, 3, 7)["y"], want["y"])

@@ -206,6 +206,8 @@ def _concrete(tracer: Tracer, p: inspect.Parameter) -> Callable[[Any], Any]:
         count += 1
         default = () if p.default is _EMPTY else (p.default,)
         proxy = tracer.create_proxy("placeholder", f"{p.name}_{count}", default, {})
+        if p.kind in (_P.POSITIONAL_ONLY, _P.KEYWORD_ONLY):
+            proxy.node.meta["param_kind"] = p.kind.name
         if isinstance(value, PHBase):
             _transfer(value, proxy)
             return proxy
@@ -271,6 +273,7 @@ def _flattened(
         return leaves
 
     flat.__fxlab_flat__ = True  # type: ignore[attr-defined]
+    flat.__annotations__ = {}
     return flat
 
 

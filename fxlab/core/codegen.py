@@ -148,6 +148,9 @@ class CodeGen:
         """Return (name, object) pairs that the hooks' own text needs."""
         return []
 
+    def _reserved(self) -> list[str]:
+        return []
+
     def _gen_python_code(
         self, nodes: Iterable[Node], root_module: str = "self", namespace: Any = None,
         *, verbose: bool = False, expanded_def: bool = False, delete_values: bool = True,
@@ -168,7 +171,7 @@ class CodeGen:
         Raises:
             CodegenError: naming the Node that cannot be written.
         """
-        writer = Writer(nodes, root_module)
+        writer = Writer(nodes, root_module, reserved=self._reserved())
         self._root = writer.root
         dead = last_uses(writer.nodes) if delete_values else None
         rows, returns = self._rows(writer, dead, options if verbose else None)
@@ -316,8 +319,12 @@ class _PyTreeCodeGen(CodeGen):
         self.__dict__.update(state, pytree_info=_PyTreeInfo(names, *specs))
 
     def process_inputs(self, *args: Any) -> Any:
-        """Return the leaves of the inputs."""
-        return pytree.arg_tree_leaves(*args)
+        """Return the leaves of the inputs, in the order of the placeholders."""
+        children = self.pytree_info.in_spec.children()[self.pytree_info.orig_args[:1] == ["self"] :]
+        if len(children) != len(args):
+            return pytree.arg_tree_leaves(*args)
+        pairs = zip(children, args, strict=True)
+        return [leaf for child, arg in pairs for leaf in child.flatten_up_to(arg)]
 
     def process_outputs(self, outputs: Any) -> Any:
         """Put the output's leaves back into the structure that the traced function returned."""
@@ -329,22 +336,44 @@ class _PyTreeCodeGen(CodeGen):
         self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False
     ) -> str:
         """Return the `def` line with the original parameters, and the line that unpacks them."""
-        names = [name for name in self.pytree_info.orig_args if name != "self"]
-        head = super().gen_fn_def(names, maybe_return_annotation, expanded_def=expanded_def)
+        names, spec = self.pytree_info.orig_args, self.pytree_info.in_spec
+        bound = names[:1] == ["self"]
+        rest, texts = iter(free_vars), list[str]()
+        for name, child in zip(names[bound:], spec.children()[bound:], strict=False):
+            group: list[str] = []
+            while len(group) < child.num_leaves:
+                text = next(rest)
+                (texts if text in ("*", "/") else group).append(text)
+            _, default, value = group[0].partition(" = ") if group else ("", "", "")
+            first = group[0].lstrip("*").partition(" ")[0] if group else name
+            own = group[0].replace(first, name, 1) if child.is_leaf() else name + default + value
+            texts.append(own)
+        if self._split_kwargs():
+            texts = names[bound:]
+        head = super().gen_fn_def(texts, maybe_return_annotation, expanded_def=expanded_def)
         leaves = [v for v in free_vars if v not in ("*", "/")]
         return head + self.gen_var_bindings(names, leaves, expanded_def) if leaves else head
 
+    def _reserved(self) -> list[str]:
+        return [name for name in self.pytree_info.orig_args if name != "self"]
+
+    def _split_kwargs(self) -> bool:
+        """Say whether the inputs are (positional ones, keyword ones), as torch.export has them."""
+        spec = self.pytree_info.in_spec
+        return spec.type is tuple and [child.type for child in spec.children()] == [tuple, dict]
+
     def gen_var_bindings(self, fn_args: list[str], free_vars: list[str], expanded_def: bool) -> str:
         """Return the line that binds each placeholder's local to its leaf."""
-        spec = self.pytree_info.in_spec
-        kinds = [child.type for child in spec.children()] if spec.type is tuple else []
+        spec, root = self.pytree_info.in_spec, self._root
+        leaves = [v.split(":")[0].split("=")[0].strip(" *") for v in free_vars]
+        if fn_args[:1] == ["self"]:
+            fn_args, leaves = [root, *fn_args[1:]], [root, *leaves]
         structure = f"({''.join(name + ', ' for name in fn_args)})"
-        if kinds == [tuple, dict]:
+        if self._split_kwargs():
             count, keys = spec.child(0).num_children, spec.child(1).context
             pairs = [f"{k!r}: {v}" for k, v in zip(keys, fn_args[count:], strict=False)]
             structure = f"(({''.join(a + ', ' for a in fn_args[:count])}), {{{', '.join(pairs)}}})"
-        leaves = [v.split(":")[0].split("=")[0].strip(" *") for v in free_vars]
-        return f"\n    {', '.join(leaves)}, = {self._root}._in_spec.flatten_up_to({structure})"
+        return f"\n    {', '.join(leaves)}, = {root}._in_spec.flatten_up_to({structure})"
 
     def generate_output(
         self, output_args: Argument, *, descs: Any = None, repr_fn: Callable[[Any], str] = repr

@@ -77,14 +77,18 @@ class Writer:
         nodes: the Nodes in order.
         root: how the code would like to call the module.
         display: write for a reader: never raise, whatever state the graph is in.
+        reserved: names that the head of the function uses besides those of the placeholders.
     """
 
-    def __init__(self, nodes: Iterable[Node], root: str, display: bool = False) -> None:
+    def __init__(
+        self, nodes: Iterable[Node], root: str, display: bool = False, reserved: Iterable[str] = ()
+    ) -> None:
         self.nodes, self.display = list(nodes), display
         self.current: Node | None = None
         self.globals: dict[str, Any] = {}
         self._bound: dict[int, str] = {}
         self._counts: dict[str, int] = {}
+        self.taken = set(reserved)
         self._name_locals(root)
         self.torch, self.getattr = self.bind("torch", torch), self.bind("getattr", getattr)
 
@@ -94,12 +98,13 @@ class Writer:
         """Fix the name of each parameter and local: parameters first, then whoever is free."""
         inputs = {node: str(node._target) for node in self.nodes if node._op == "placeholder"}
         owner = {t.lstrip("*"): node for node, t in reversed(inputs.items())}
-        self.taken = taken = {name for name in owner if is_name(name)}
+        taken = self.taken
+        taken.update(name for name in owner if is_name(name))
         self.parameters: dict[Node, tuple[str, str]] = {}
         for node, target in inputs.items():
             name = target.lstrip("*")
             kind = _KINDS[(1, 2, 4)[min(len(target) - len(name), 2)]]
-            if name not in taken or owner[name] is not node:
+            if not is_name(name) or owner[name] is not node:
                 name = self._free(node._name)
             taken.add(name)
             self.parameters[node] = name, node.meta.get("param_kind", kind)
