@@ -402,8 +402,8 @@ def _defaults(a, b=1.25, *, c=DEFAULT_TENSOR, d=torch.relu, e=Color.RED, f=Box(1
 def _annotated(
     a: int, b: torch.Tensor | None, c: List[torch.Tensor], d: Optional[int],
     e: Callable[[int], str], f: "typing.Any", g: list[int], h: dict[str, tuple[int, ...]],
-    i: typing.Annotated[int, "x"], j: typing.Literal["a b"], k: Color, l: Tuple[()], m: Union[int, str, None], n: Box,
-    *o: float, p: None = None, **q: Dict[str, int],
+    i: typing.Annotated[int, "x"], j: typing.Literal["a b"], k: Color, l: Tuple[()],
+    m: Union[int, str, None], n: Box, *o: float, p: None = None, **q: Dict[str, int],
 ) -> Tuple[int, str]:  # fmt: skip
     return a
 
