@@ -133,6 +133,8 @@ def test_all_kinds_of_parameters_can_be_given():
     assert Interpreter(gm).run(1, c=5) == (1, 2, (), 5, 4, {})
     with pytest.raises(RuntimeError, match="no value for the parameter a"):
         Interpreter(gm).run()
+    with pytest.raises(RuntimeError, match="a value for typo, which is no parameter"):
+        Interpreter(traced()).run(X, typo=1)
 
 
 def test_another_graph_can_be_run_on_the_state_of_a_module():

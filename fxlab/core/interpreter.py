@@ -79,8 +79,8 @@ class Interpreter:
         """
         self.env = env = initial_env if initial_env is not None else {}
         self.args_iter = iter(self.graph.process_inputs(*args) if enable_io_processing else args)
-        self._named = kwargs
-        last_uses = self.user_to_last_uses
+        self._named = self._check_names(kwargs) if kwargs else kwargs
+        dying = self.user_to_last_uses
         with ExitStack() as self._regions:
             for node in self.graph.nodes:
                 if node in env:
@@ -91,16 +91,24 @@ class Interpreter:
                     if self.extra_traceback:
                         add_run_note(error, node)
                     raise
-                for used in last_uses.get(node, ()):
+                for used in dying.get(node, ()):
                     del env[used]
                 if node._op == "output":
                     value = env[node]
                     return self.graph.process_outputs(value) if enable_io_processing else value
         return None
 
+    def _check_names(self, kwargs: Kwargs) -> Kwargs:
+        names = {str(n._target) for n in self.graph.nodes if n._op == "placeholder"}
+        for name in kwargs:
+            if name not in names and not any(n.startswith("**") for n in names):
+                raise RewriteError(f"run() got a value for {name}, which is no parameter",
+                                   expected=", ".join(sorted(names)))  # fmt: skip
+        return kwargs
+
     def boxed_run(self, args_list: list[Any]) -> Any:
         """Run with the arguments in a list, which is emptied so that inputs can be freed early."""
-        nodes = self.graph.find_nodes(op="placeholder")
+        nodes = [n for n in self.graph.nodes if n._op == "placeholder"]
         if len(args_list) != len(nodes):
             raise RewriteError(f"boxed_run got {len(args_list)} values",
                                expected=f"{len(nodes)}, one for each placeholder")  # fmt: skip
