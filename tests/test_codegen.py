@@ -644,6 +644,13 @@ def test_verbose_code_shows_sources_shapes_and_meta_and_still_runs():
     assert torch.equal(scope["forward"](gm, x)[0], gm(x)[0])
 
 
+def test_an_unknown_option_is_refused():
+    gm = fxlab.symbolic_trace(Net())
+    with pytest.raises(CodegenError, match="no option record_func"):
+        gm.graph.python_code("self", record_func=True)
+    assert gm.graph.python_code("self", record_func=False).src == gm.code
+
+
 # -- hooks -------------------------------------------------------------------------------------
 
 

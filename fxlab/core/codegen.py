@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from torch.utils import _pytree as pytree
 
+from .errors import CodegenError
 from .graph import _enter_region, _exit_region, shape_text
 from .node import Argument, Node
 from .writer import Writer
@@ -24,6 +25,7 @@ from .writer import Writer
 TransformCodeFunc = Callable[[list[str]], list[str]]
 Row = tuple[str, "Node | None"]
 _DEEPEST_REGION = 15  # CPython refuses more than 20 nested blocks
+_OPTIONS = ("include_stride", "include_device", "colored", "additional_meta")
 _counter = re.compile(r"# COUNTER: (\d+)")
 
 
@@ -171,6 +173,10 @@ class CodeGen:
         Raises:
             CodegenError: naming the Node that cannot be written.
         """
+        unknown = sorted(name for name, value in options.items() if value and name not in _OPTIONS)
+        if unknown:
+            raise CodegenError(f"python_code has no option {unknown[0]}",
+                               expected=", ".join(_OPTIONS))  # fmt: skip
         writer = Writer(nodes, root_module, reserved=self._reserved())
         self._root = writer.root
         dead = last_uses(writer.nodes) if delete_values else None
