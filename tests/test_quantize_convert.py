@@ -136,7 +136,8 @@ def test_a_residual_network_runs_on_codes_from_its_first_to_its_last_layer():
     model = resnet18(10).eval()
     quantized = quantize_static(model, [torch.randn(2, 3, 64, 64)])
     assert kinds(quantized).count("Int8Conv") == 20
-    assert kinds(quantized).count("Quantize") == 2  # the input, and behind the average pool
+    assert kinds(quantized).count("Quantize") == 1  # the input; the last layer quantizes its own
+    assert quantized.get_submodule("fc").reads_float
     assert "Int8Add" not in kinds(quantized)  # all eight additions are inside a convolution
     (kept,) = quantized.meta["reports"]["convert"].kept
     assert kept.startswith("avgpool kept in float: averages")
@@ -610,7 +611,8 @@ def test_compare_finds_the_worst_layer_and_writes_it_on_the_nodes():
     assert result.worst.sqnr_db == min(row.sqnr_db for row in result.rows)
     assert "output:" in str(result)
     by_name = {n.name: n for n in quantized.graph.nodes}
-    for row in result.rows:
+    assert result.rows[0].what == "Quantize"  # done inside the first layer
+    for row in result.rows[1:]:
         assert by_name[row.name].meta["columns"]["sqnr_db"] == row.sqnr_db
 
 

@@ -174,8 +174,9 @@ def test_each_layer_agrees_with_its_fake_quantized_twin_within_one_code(make):
 
     def codes(node):
         """The codes of the fake-quantized value that ``node`` computes."""
-        if isinstance(quantized.get_submodule(node.target), Int8MaxPool2d):
-            return quantized.get_submodule(node.target)(codes(node.args[0]))
+        module = quantized.get_submodule(node.target)
+        if isinstance(module, (Int8MaxPool2d, nn.Flatten)):
+            return module(codes(node.args[0]))
         scale, zero_point, _ = node.meta["quantized"]["codes"]
         value = run.values[node.meta["quantized"]["value"] + "_observer"]
         return (value * (1 / scale)).round().add(zero_point).to(torch.uint8)
@@ -186,10 +187,12 @@ def test_each_layer_agrees_with_its_fake_quantized_twin_within_one_code(make):
         if not isinstance(module, (Int8Conv, Int8Linear)):
             continue
         layers += 1
-        source = node.args[0]
-        if source.op == "call_method" or "quantized" not in source.meta:
-            continue
-        out = module(*[codes(n) for n in node.args])
+        inputs = [node.meta.get("quantized_input")] + [None] * len(node.args)
+        out = (
+            module(run.values[inputs[0]["value"] + "_observer"])
+            if inputs[0]
+            else module(*[codes(n) for n in node.args])
+        )
         if module.output is None:
             wanted = run.values[node.meta["quantized"]["value"]]
             torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
@@ -269,9 +272,7 @@ def test_four_bits_are_held_to_four_bits():
     prepared(torch.randn(64, 8))
     quantized = convert(prepared.eval())
     assert quantized.get_submodule("0").weight.abs().max() <= 7
-    codes = quantized.get_submodule("0")(
-        quantized.get_submodule("input_1_codes")(torch.randn(9, 8))
-    )
+    codes = quantized.get_submodule("0")(torch.randn(9, 8))
     assert int(codes.max()) <= 15
 
 

@@ -81,7 +81,11 @@ def steps_of_quantization(gm: torch.nn.Module) -> str:
     names = [f"{n.target}" for n in gm.graph.nodes if n.op != "placeholder"]
     kinds = {"Quantize", "Dequantize"}
     mine = sum(
-        n.op == "call_module" and type(gm.get_submodule(n.target)).__name__ in kinds
+        n.op == "call_module"
+        and (
+            type(gm.get_submodule(n.target)).__name__ in kinds
+            or getattr(gm.get_submodule(n.target), "reads_float", False)
+        )
         for n in gm.graph.nodes
     )
     theirs = sum("quantize_per_tensor" in n or n == "dequantize" for n in names)
@@ -98,7 +102,7 @@ def recommender(threads: int, turns: int) -> None:
     x = torch.randn(64, 17768)
     quality = {name: sqnr(model(x), program(x)) for name, program in programs.items()}
     print(
-        f"DeepRecommender 17,768, {threads} thread(s); quantize + dequantize nodes: "
+        f"DeepRecommender 17,768, {threads} thread(s); quantize + dequantize steps: "
         f"fxlab {steps_of_quantization(ours)}, torch {steps_of_quantization(torchs['fbgemm'])}"
     )
     print(

@@ -7,9 +7,9 @@
 >>> prepared = prepare(model)                      # observers are in, everything is float
 >>> with torch.no_grad():
 ...     _ = prepared(torch.randn(100, 16))         # calibrate: the observers see typical values
->>> quantized = convert(prepared)                  # weights are int8, operators read codes
+>>> quantized = convert(prepared)                  # weights are int8, operators work on codes
 >>> [node.name for node in quantized.graph.nodes]
-['input_1', 'input_1_codes', '_0_int8', '_2_int8', 'output']
+['input_1', '_0_int8', '_2_int8', 'output']
 
 Read `observers`, then `prepare` with `plan`, `convert` with `modules`, and `kernels` for the
 arithmetic; `qat` is the same with training, `report` says where the accuracy went.

@@ -75,7 +75,7 @@ def convert(prepared: GraphModule, *, engine: str = "auto", rows: int = 32) -> G
         >>> prepared = prepare(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval())
         >>> _ = prepared(torch.randn(8, 4))
         >>> [node.name for node in convert(prepared).graph.nodes]
-        ['input_1', 'input_1_codes', '_0_int8', '_2_int8', 'output']
+        ['input_1', '_0_int8', '_2_int8', 'output']
     """
     start = time.perf_counter()
     phase = prepared.meta.get("quantize", {}).get("phase") if hasattr(prepared, "meta") else None
@@ -97,6 +97,7 @@ def convert(prepared: GraphModule, *, engine: str = "auto", rows: int = 32) -> G
     for group in plan.groups:
         writer.write(group)
     writer.erase_old()
+    _merge_quantize(gm)
     gm.delete_all_unused_submodules()
     gm.graph.lint()
     gm.recompile()
@@ -200,6 +201,23 @@ def _available(engine: str) -> tuple[str, list[str]]:
     if engine == "auto" or engine in found:
         return engine, []
     return found[0], [f"engine {engine} is not in this torch build; {found[0]} is used"]
+
+
+def _merge_quantize(gm: GraphModule) -> None:
+    """Edit in place: let a linear layer that is the only reader of a Quantize do its work too.
+
+    For a few rows this is one kernel instead of two; for many the layer calls both.
+    """
+    for node in list(gm.graph.nodes):
+        if node.op != "call_module" or len(node.users) != 1:
+            continue
+        (reader,) = node.users
+        layer = gm.get_submodule(reader.target) if reader.op == "call_module" else None
+        if isinstance(gm.get_submodule(node.target), Quantize) and isinstance(layer, Int8Linear):
+            layer.reads_float = True
+            reader.meta["quantized_input"] = node.meta["quantized"]
+            reader.replace_input_with(node, node.args[0])
+            gm.graph.erase_node(node)
 
 
 class _Writer:

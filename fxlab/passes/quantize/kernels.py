@@ -219,6 +219,17 @@ def linear_fbgemm(x: Tensor, layer: Any, packed: Any) -> Tensor:
     return _as_bytes(run.default(x, packed, layer.output.scale, layer.output.zero_point))
 
 
+def linear_fbgemm_float(x: Tensor, layer: Any, packed: Any) -> Tensor:
+    """Return ``layer`` of float f32[M, K]: f32[M, N]; one kernel quantizes, multiplies, scales."""
+    ops = torch.ops.quantized
+    run = (
+        ops.linear_with_input_q_dq_qweight_dq_relu_output_fp32
+        if layer.relu
+        else ops.linear_with_input_q_dq_qweight_dq_output_fp32
+    )
+    return run.default(x, layer.input.scale, layer.input.zero_point, packed)
+
+
 def linear_reference(x: Tensor, layer: Any) -> Tensor:
     """Return what the other two should: integer products and sums, then one rounding in float64."""
     acc = (x.long() - layer.input.zero_point) @ layer.weight.long().t()  # (M, N)

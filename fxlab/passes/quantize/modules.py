@@ -174,22 +174,34 @@ class Int8Layer(CodesModule):
 
 
 class Int8Linear(Int8Layer):
-    """A linear layer of codes: u8[..., K] -> u8[..., N], or f32[..., N] when ``output`` is None."""
+    """A linear layer of codes: u8[..., K] -> u8[..., N], or f32[..., N] when ``output`` is None.
 
-    def forward(self, codes: Tensor) -> Tensor:
-        """Return the layer of ``codes``, on the engine that is fastest for so many rows."""
-        flat = codes if codes.dim() == 2 else codes.reshape(-1, codes.shape[-1])
-        out = self.run(flat.contiguous(), self.engine_for(flat.shape[0]))
-        return out if codes.dim() == 2 else out.reshape(*codes.shape[:-1], -1)
+    With ``reads_float`` it makes the codes of its input itself: f32[..., K] comes in.
+    """
+
+    reads_float = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer of ``x``, on the engine that is fastest for so many rows."""
+        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        engine = self.engine_for(flat.shape[0])
+        if engine == "fbgemm" and self.output is None:
+            out = kernels.linear_fbgemm_float(flat, self, self._packed(engine))
+        else:
+            codes = kernels.quantize(flat, self.input) if self.reads_float else flat
+            out = self.run(codes.contiguous(), engine)
+        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], -1)
 
     def engine_for(self, rows: int) -> str:
         """Return the engine that a batch of ``rows`` rows runs on."""
         engine = self.engine
         if engine == "auto":
             engine = kernels.choose_engine(rows <= FEW_ROWS)
-        if engine == "fbgemm" and self.output is None:  # it writes codes only
-            engine = kernels.available_engines()[0]
-        return "reference" if engine == "fbgemm" and self.output is None else engine
+        if engine != "fbgemm" or self.output is not None:
+            return engine
+        if self.reads_float and self.input.quant_max == 255:
+            return engine
+        return kernels.available_engines()[0]  # fbgemm goes from codes to codes, float to float
 
     def pack(self, rows: int) -> None:
         """Make the packed weights for a batch of ``rows`` rows now instead of at the first call."""
@@ -202,12 +214,16 @@ class Int8Linear(Int8Layer):
         return found[engine]
 
     def run(self, codes: Tensor, engine: str) -> Tensor:
-        """Return the layer of u8[M, K] on a given engine."""
+        """Return the layer of codes u8[M, K] on a given engine."""
         if engine == "onednn":
             return self.clamp(kernels.linear_onednn(codes, self, self._packed(engine)))
-        if engine == "fbgemm":
+        if engine == "fbgemm" and self.output is not None:
             return self.clamp(kernels.linear_fbgemm(codes, self, self._packed(engine)))
         return kernels.linear_reference(codes, self)
+
+    def extra_repr(self) -> str:
+        """Show the weight's shape, what the codes mean, and whether float comes in."""
+        return super().extra_repr() + (", quantizes its input" if self.reads_float else "")
 
 
 class Int8Conv(Int8Layer):

@@ -127,35 +127,35 @@ def compare(prepared: GraphModule, quantized: GraphModule, *inputs: Any) -> Comp
         quantized: what ``convert`` made of it.
         *inputs: arguments of both.
     """
-    twins = {}
-    for node in quantized.graph.nodes:
-        twin = node.meta.get("quantized")
-        if twin is not None:
-            twins[node.name] = twin
+    twins = {n: n.meta["quantized"] for n in quantized.graph.nodes if "quantized" in n.meta}
+    inputs_of = {
+        n: n.meta["quantized_input"] for n in quantized.graph.nodes if "quantized_input" in n.meta
+    }
+    wanted = {twin["value"] for twin in (*twins.values(), *inputs_of.values())}
+    kept = {n.name for n in twins} | {n.args[0].name for n in inputs_of}
     observers = [m for m in prepared.modules() if hasattr(m, "observe")]
     state = [{k: v.clone() for k, v in m.state_dict().items()} for m in observers]
     was_training = prepared.training
     prepared.eval()
     with torch.no_grad():
-        whole_float = prepared_run = _Keep(prepared, {twin["value"] for twin in twins.values()})
-        float_out = whole_float.run(*inputs)
+        float_run, int8_run = _Keep(prepared, wanted), _Keep(quantized, kept)
+        float_out = float_run.run(*inputs)
         for module, saved in zip(observers, state, strict=True):
             module.load_state_dict(saved)
         prepared.train(was_training)
-        int8_run = _Keep(quantized, set(twins))
         int8_out = int8_run.run(*inputs)
     result = Comparison(sqnr_db=sqnr(_flat(float_out), _flat(int8_out)))
     for node in quantized.graph.nodes:
-        twin = twins.get(node.name)
-        if twin is None or twin["value"] not in prepared_run.values:
-            continue
-        row = _row(node, quantized, twin, prepared_run.values, int8_run.values)
-        result.rows.append(row)
-        node.meta["columns"] = {
-            **node.meta.get("columns", {}),
-            "sqnr_db": min(row.sqnr_db, 999.0),
-            "saturated": row.saturated,
-        }
+        if node in inputs_of and inputs_of[node]["value"] in float_run.values:
+            codes = Codes(*inputs_of[node]["codes"])
+            got = kernels.quantize(int8_run.values[node.args[0].name], codes)
+            result.rows.append(_row(node, "Quantize", inputs_of[node], float_run.values, got))
+        if node in twins and twins[node]["value"] in float_run.values:
+            got = int8_run.values[node.name]
+            row = _row(node, kind(node, quantized), twins[node], float_run.values, got)
+            result.rows.append(row)
+            columns = {"sqnr_db": min(row.sqnr_db, 999.0), "saturated": row.saturated}
+            node.meta["columns"] = {**node.meta.get("columns", {}), **columns}
     quantized.meta.setdefault("reports", {})["compare"] = {
         "name": "compare",
         "changed": [],
@@ -166,11 +166,8 @@ def compare(prepared: GraphModule, quantized: GraphModule, *inputs: Any) -> Comp
     return result
 
 
-def _row(
-    node: Node, gm: GraphModule, twin: dict, reference: dict[str, Tensor], values: dict[str, Tensor]
-) -> LayerRow:
-    wanted, got = reference[twin["value"]], values[node.name]
-    what = kind(node, gm)
+def _row(node: Node, what: str, twin: dict, reference: dict[str, Tensor], got: Tensor) -> LayerRow:
+    wanted = reference[twin["value"]]
     if twin["codes"] is None:
         return LayerRow(node.name, twin["value"], what, sqnr(wanted, got))
     codes = Codes(*twin["codes"])
