@@ -35,7 +35,7 @@ import importlib
 from typing import Any
 
 from . import passes
-from .aliases import install as _install_aliases
+from .core.aliases import install as _install_aliases
 from .core.codegen import CodeGen
 from .core.errors import (
     CodegenError,
@@ -55,11 +55,6 @@ from .core.interpreter import Interpreter, Transformer
 from .core.node import Node, map_aggregate, map_arg
 from .core.proxy import Attribute, ParameterProxy, Proxy
 from .core.purity import has_side_effect
-from .core.rewriter import (
-    SubgraphMatcher,
-    replace_pattern,
-    replace_pattern_with_filters,
-)
 from .core.tracer import (
     PH,
     GraphAppendingTracer,
@@ -70,7 +65,9 @@ from .core.tracer import (
     wrap,
     wrapped,
 )
-from .explain import explain_mismatch
+from .passes.explain import explain_mismatch
+from .passes.matcher import SubgraphMatcher
+from .passes.rewriter import replace_pattern, replace_pattern_with_filters
 
 __version__ = "0.1.0"
 __all__ = [
@@ -84,8 +81,8 @@ __all__ = [
 ]  # fmt: skip
 
 _LATER = {
-    "record": "fxlab.explorer", "explore": "fxlab.explorer", "Timeline": "fxlab.explorer",
-    "shrink": "fxlab.explorer", "Explorer": "fxlab.explorer.widget",
+    "record": "fxlab.explorer.record", "explore": "fxlab.explorer", "Timeline": "fxlab.explorer",
+    "shrink": "fxlab.explorer.shrink", "Explorer": "fxlab.explorer.widget",
     "Playground": "fxlab.explorer.playground",
 }  # fmt: skip
 _PACKAGES = ("backends", "explorer", "interop", "models", "paper", "teach")

@@ -25,7 +25,7 @@ from fxlab.interop import (
     graph_to_json,
     to_torch_fx,
 )
-from fxlab.safe_targets import Opaque, function_table, method_names
+from fxlab.interop.targets import Opaque, function_table, method_names
 
 
 class Block(nn.Module):

@@ -21,13 +21,14 @@ from torch.fx.experimental import const_fold
 from torch.fx.passes.split_module import split_module as torch_split
 
 import fxlab
+from fxlab import record
 from fxlab.core.graph import graph_created_hooks
-from fxlab.core.matcher import SubgraphMatcher
-from fxlab.explorer import record, timeline_of, trace_timeline
+from fxlab.explorer import timeline_of, trace_timeline
 from fxlab.explorer.timeline import Timeline
 from fxlab.models import resnet50
 from fxlab.passes import as_pass, fuse_conv_bn
 from fxlab.passes.fuse import fold_conv_bn
+from fxlab.passes.matcher import SubgraphMatcher
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own file uses what torch deprecates

@@ -18,7 +18,7 @@ from torch.fx.subgraph_rewriter import replace_pattern as torch_replace_pattern
 
 import fxlab
 from fxlab import RewriteError, SubgraphMatcher, explain_mismatch, replace_pattern
-from fxlab.core.rewriter import replace_pattern_with_filters
+from fxlab.passes.rewriter import replace_pattern_with_filters
 
 
 class TwoBranches(nn.Module):
@@ -561,7 +561,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
         lambda x: (x, x, x),
         "the replacement returns 3 results, the pattern 1 results",
     ),
-    "a constant result": (lambda x: torch.relu(x), lambda x: 1, "returns the constant 1"),
+    "no result": (lambda x: torch.relu(x), lambda x: None, "the replacement returns nothing"),
 }
 
 
@@ -573,6 +573,23 @@ def test_a_pattern_that_makes_no_sense_is_refused(name: str) -> None:
     with pytest.raises(RewriteError, match=text):
         replace_pattern(gm, pattern, replacement)
     assert gm.code == before
+
+
+def test_a_replacement_may_return_a_constant_or_what_a_parameter_stands_for() -> None:
+    gm = fxlab.symbolic_trace(lambda x: torch.mul(torch.relu(x), torch.add(x, 3)) + torch.relu(x))
+    assert len(replace_pattern(gm, lambda x: torch.relu(x), lambda x: 2.0)) == 2
+    assert len(replace_pattern(gm, lambda x, c: torch.add(x, c), lambda x, c: c)) == 1
+    gm.graph.lint()
+    x = torch.randn(3)
+    assert gm(x) == 2.0 * 3 + 2.0
+
+
+def test_the_report_says_what_was_replaced() -> None:
+    gm = fxlab.symbolic_trace(chain)
+    replace_pattern(gm, lambda x: torch.relu(x), lambda x: torch.neg(x))
+    report = gm.meta["reports"]["replace_pattern"]
+    assert report["matches"] == 3
+    assert report["changed"][0] == "relu became [neg]"
 
 
 def test_dead_code_in_a_pattern_is_refused() -> None:

@@ -11,9 +11,9 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from fxlab.core.matcher import SubgraphMatcher
 from fxlab.explorer.encode import scrubbed
 from fxlab.explorer.sentences import named, short
+from fxlab.passes.matcher import SubgraphMatcher
 
 if TYPE_CHECKING:
     from fxlab.explorer.record import Recorder
@@ -49,7 +49,7 @@ class Searches:
 
     def explain(self, gm: Any) -> list[str]:
         """One sentence for each pattern that was not found in `gm` since the last call."""
-        from fxlab.explain import explain_mismatch
+        from fxlab.passes.explain import explain_mismatch
 
         found, self.fruitless = self.fruitless, []
         told: dict[str, None] = {}

@@ -16,8 +16,10 @@ from fxlab.passes.amp import amp
 from fxlab.passes.base import PassBase, PassResult, Report, as_pass, report
 from fxlab.passes.cleanup import const_fold, cse, dce
 from fxlab.passes.cost import Cost, NodeCost, cost
+from fxlab.passes.explain import Mismatch, explain_mismatch
 from fxlab.passes.fuse import fold_conv_bn, fuse_conv_bn
 from fxlab.passes.manager import Difference, PassError, PassManager, PassRow, compare
+from fxlab.passes.matcher import InternalMatch, SubgraphMatcher
 from fxlab.passes.optimize import optimize_for_inference, remove_dropout
 from fxlab.passes.partition import (
     CapabilityBasedPartitioner,
@@ -29,7 +31,9 @@ from fxlab.passes.partition import (
     create_op_support,
 )
 from fxlab.passes.profile import Profile, profile
+from fxlab.passes.rewriter import replace_pattern, replace_pattern_with_filters
 from fxlab.passes.roofline import Device, Prediction, calibrate
+from fxlab.passes.schedule import balanced_stages, hoist_async
 from fxlab.passes.shape_prop import (
     ShapeError,
     ShapeProp,
@@ -41,8 +45,10 @@ from fxlab.passes.split import Partition, split_by_tags, split_module, split_mod
 
 __all__ = [
     "CapabilityBasedPartitioner", "OpSupports", "OperatorSupport", "OperatorSupportBase",
-    "Partition", "any_chain", "chain", "create_op_support", "split_by_tags", "split_module",
+    "Partition", "any_chain", "balanced_stages", "hoist_async", "chain", "create_op_support", "split_by_tags", "split_module",
     "split_module_simple",
+    "InternalMatch", "Mismatch", "SubgraphMatcher", "explain_mismatch", "replace_pattern",
+    "replace_pattern_with_filters",
     "Cost", "Device", "Difference", "NodeCost", "PassBase", "PassError", "PassManager",
     "PassResult", "PassRow", "Prediction", "Profile", "Report", "ShapeError", "ShapeProp",
     "TensorMetadata", "amp", "as_pass", "calibrate", "compare", "const_fold", "cost", "cse", "dce",

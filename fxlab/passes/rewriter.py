@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import RewriteError, call_site
-from .graph import Graph
-from .graph_module import GraphModule
-from .matcher import EDGES, InternalMatch, SubgraphMatcher, late_readers
-from .node import Node, add_ancestors, map_aggregate, map_arg
-from .normalize import find
-from .tracer import symbolic_trace
+from fxlab.core.errors import RewriteError
+from fxlab.core.graph import Graph
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.node import Node, add_ancestors, map_aggregate, map_arg
+from fxlab.core.tracer import symbolic_trace
+from fxlab.passes.base import report
+from fxlab.passes.matcher import EDGES, InternalMatch, SubgraphMatcher, late_readers
+from fxlab.passes.normalize import find
 
 __all__ = [
     "InternalMatch",
@@ -55,7 +56,7 @@ class ReplacedPatterns:
     replacements: list[Node]
 
 
-# -- replacing ---------------------------------------------------------------------------------
+_TOLD = 50  # a report names so many replacements
 
 
 def replace_pattern(
@@ -128,13 +129,10 @@ def replace_pattern_with_filters(
     if not isinstance(gm, GraphModule):
         raise RewriteError(
             f"replace_pattern edits a GraphModule of fxlab, got {torch.typename(gm)}",
-            where=call_site(),
             hint="fxlab.symbolic_trace(model), or fxlab.interop.from_torch_fx(gm)",
         )
     if replacement is None and replacement_callback is None:
-        raise RewriteError(
-            "neither a replacement nor a replacement_callback was given", where=call_site()
-        )
+        raise RewriteError("neither a replacement nor a replacement_callback was given")
     pattern_graph = _graph_of(pattern)[0]
     matcher = SubgraphMatcher(pattern_graph, ignore_literals=ignore_literals, normalize=normalize)
     _check_reached(matcher)
@@ -151,15 +149,20 @@ def replace_pattern_with_filters(
             gm.delete_all_unused_submodules()
         if module is not None:
             plan.adopt_state(gm, module, isinstance(replacement, torch.nn.Module))
-    changed: dict[Node, Node] = {}
+    now: dict[Node, Any] = {}
     done: list[ReplacedPatterns] = []
+    kept: list[str] = []
     for match in matches:
         if replacement_callback is not None:
             plan = _Plan(replacement_callback(match, gm.graph, pattern_graph), matcher)
-        added = _replace(gm.graph, match, matcher, plan, changed)
+        added = _replace(gm.graph, match, matcher, plan, now)
         if added is not None:
             done.append(ReplacedPatterns(match.anchors[0], match.nodes_map, added))
+        else:
+            kept.append(f"{match.returning_nodes} kept: its inputs now depend on its results")
     gm.recompile()
+    told = [f"{r.nodes_map[r.anchor]} became {r.replacements}" for r in done[:_TOLD]]
+    report(gm, "replace_pattern", changed=told, kept=kept, matches=len(done))
     return done
 
 
@@ -200,7 +203,6 @@ class _Plan:
         if len(self.parameters) != len(wanted):
             raise RewriteError(
                 f"the replacement has {len(self.parameters)} parameters, the pattern {len(wanted)}",
-                where=call_site(),
                 expected="the same parameters in the same order, used or not",
             )
         self.results = _results(graph, matcher)
@@ -244,61 +246,50 @@ class _Plan:
 
 
 def _replace(
-    graph: Graph,
-    match: InternalMatch,
-    matcher: SubgraphMatcher,
-    plan: _Plan,
-    changed: dict[Node, Node],
+    graph: Graph, match: InternalMatch, matcher: SubgraphMatcher, plan: _Plan, now: dict[Node, Any]
 ) -> list[Node] | None:
     """Put a copy of the replacement in the place of one match; return its Nodes.
 
-    `changed` tells what became of Nodes that earlier matches took out. None is returned, and
+    `now` tells what stands for the Nodes that earlier matches took out. None is returned, and
     nothing done, when earlier replacements made this match depend on its own results.
     """
     nodes = match.nodes_map
-    if changed:
+    if now:
         for pn in matcher.pattern_placeholder_nodes:
-            nodes[pn] = map_arg(nodes[pn], lambda n: _latest(n, changed))
+            nodes[pn] = map_arg(nodes[pn], lambda n: _latest(n, now))
         match.placeholder_nodes[:] = [nodes[pn] for pn in matcher.pattern_placeholder_nodes]
-    body = {gn: pn for pn, gn in nodes.items() if pn.op not in EDGES}
-    last, late = next(iter(body)), []
+    body = [gn for pn, gn in nodes.items() if pn.op not in EDGES]
+    last, late = body[0], []
     if len(matcher.pattern_returning_nodes) > 1:
         last = max(body)
         returned = [gn for gn in match.returning_nodes if gn in body]
-        found = late_readers(body, returned, last, lambda n: n)
+        found = late_readers(set(body), returned, last, lambda n: n)
         if found is None:
             return None
         late = found
-    copies: dict[Node, Any] = dict(zip(plan.parameters, match.placeholder_nodes, strict=True))
-    matched, stack = list(body), last.meta.get("nn_module_stack")
-    added: list[Node] = []
+    values: dict[Any, Any] = dict(zip(plan.parameters, match.placeholder_nodes, strict=True))
+    stack, added = last.meta.get("nn_module_stack"), list[Node]()
     with graph.inserting_before(last):
         for node in plan.operations:
-            args, kwargs = (map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
+            args, kwargs = (map_arg(a, values.__getitem__) for a in (node.args, node.kwargs))
             state = node.op in ("get_attr", "call_module")
             target: Any = plan.paths.get(str(node.target), node.target) if state else node.target
             new = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
-            copies[node] = new
             new.meta = {**node.meta, **new.meta}
             if stack is not None and not new.meta.get("nn_module_stack"):
                 new.meta["nn_module_stack"] = stack
-            if added:
-                new.meta["from"] = added[0].meta["from"]
-            else:
-                new.meta.pop("from", None)
-                add_ancestors(new, matched)
+            new.meta["from"] = added[0].meta["from"] if added else ()
+            if not added:
+                add_ancestors(new, body)
             added.append(new)
-    mine = set(added)
+            values[node] = new
     for old, result in zip(match.returning_nodes, plan.results, strict=True):
-        new = copies[result]
-        if not isinstance(new, Node):
-            raise RewriteError(f"the replacement returns the constant {new!r}", node=old)
-        if new is not old:  # a parameter that the pattern returns changes for later readers only
-            free = old in body
-            old.replace_all_uses_with(
-                new, lambda u, free=free: u not in mine and (free or u > last)
-            )
-            changed[old] = new
+        now[old] = values.get(result, result) if isinstance(result, Node) else result
+        # A parameter that the pattern returns too changes only for those who read it later.
+        readers = [u for u in old.users if u not in added and (old in body or u > last)]
+        _reroute(old, now[old], readers)
+        if now[old] is old:
+            del now[old]
     for node in reversed(late):
         last.append(node)
     for pn in reversed(matcher.pattern.nodes):
@@ -307,34 +298,41 @@ def _replace(
     return added
 
 
-def _latest(node: Node, changed: dict[Node, Node]) -> Node:
-    """Return what stands for a Node now."""
-    while node in changed:
-        node = changed[node]
+def _reroute(old: Node, new: Any, readers: list[Node]) -> None:
+    """Make `readers` of `old` read `new`: a Node, or the constant that a parameter stood for."""
+    if isinstance(new, Node) and new is not old:
+        chosen = set(readers)
+        old.replace_all_uses_with(new, lambda user: user in chosen)
+    elif new is not old:
+        for user in readers:
+            user.args, user.kwargs = (
+                map_arg(a, lambda n: new if n is old else n) for a in (user.args, user.kwargs)
+            )
+
+
+def _latest(node: Any, now: dict[Node, Any]) -> Any:
+    """Return what stands for a Node after the replacements so far."""
+    while isinstance(node, Node) and node in now:
+        node = now[node]
     return node
 
 
 def _results(replacement: Graph, matcher: SubgraphMatcher) -> list[Any]:
     """Return what the replacement returns for each Node that the pattern returns."""
-
-    def leaves(graph: Graph) -> list[Any]:
-        found: list[Any] = []
-        map_aggregate(graph.output_node().args, lambda leaf: found.append(leaf))
-        return found
-
-    ours, theirs = leaves(replacement), leaves(matcher.pattern)
-    nodes = matcher.pattern_returning_nodes
-    if len(ours) == len(theirs):
-        pairs: dict[Any, Any] = {}
-        for old, new in zip(theirs, ours, strict=True):
-            if isinstance(old, Node):
-                pairs.setdefault(old, new)
-        ours = [pairs[node] for node in nodes]
-    constant = next((leaf for leaf in ours if not isinstance(leaf, Node)), None)
-    if len(ours) != len(nodes) or constant is not None:
-        what = f"the constant {constant!r}" if constant is not None else f"{len(ours)} results"
+    found: list[list[Any]] = []
+    for graph in (matcher.pattern, replacement):
+        leaves: list[Any] = []
+        map_aggregate(graph.output_node().args, leaves.append)
+        found.append(leaves)
+    theirs, ours = found
+    wanted = matcher.pattern_returning_nodes
+    if len(ours) == len(theirs):  # (y, y) in the pattern is one result: the first counts
+        pairs = dict(reversed(list(zip(theirs, ours, strict=True))))
+        ours = [pairs[node] for node in wanted]
+    if len(ours) != len(wanted) or None in ours:
+        what = "nothing" if None in ours else f"{len(ours)} results"
         raise RewriteError(
-            f"the replacement returns {what}, the pattern {len(nodes)} results", where=call_site(),
-            expected="one computed result for each of the pattern's, in the same order",
-        )  # fmt: skip
+            f"the replacement returns {what}, the pattern {len(wanted)} results",
+            expected="one result for each of the pattern's, in the same order",
+        )
     return ours

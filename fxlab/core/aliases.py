@@ -24,7 +24,7 @@ _PATHS: dict[str, tuple[str, str]] = {
     "_symbolic_trace": ("core.tracer core.proxy core.errors", "PHBase PHWithMeta PH Tracer wrap "
                         "symbolic_trace ProxyableClassMeta is_fx_tracing is_fx_symbolic_tracing"),
     "interpreter": ("core.interpreter", "Interpreter Transformer"),
-    "subgraph_rewriter": ("core.rewriter", "Match replace_pattern replace_pattern_with_filters "
+    "subgraph_rewriter": ("passes.rewriter", "Match replace_pattern replace_pattern_with_filters "
                           "ReplacedPatterns"),
     "immutable_collections": ("core.node", "immutable_list immutable_dict"),
     "passes.pass_manager": ("passes.manager passes.base", "PassManager"),
@@ -36,7 +36,7 @@ _PATHS: dict[str, tuple[str, str]] = {
                                 "OperatorSupportBase create_op_support chain any_chain OpSupports"),
     "passes.split_module": ("passes.split", "split_module"),
     "passes.utils": ("", "matcher_utils"),
-    "passes.utils.matcher_utils": ("core.rewriter", "SubgraphMatcher InternalMatch"),
+    "passes.utils.matcher_utils": ("passes.matcher", "SubgraphMatcher InternalMatch"),
 }  # fmt: skip
 
 

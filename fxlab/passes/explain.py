@@ -14,10 +14,10 @@ from typing import Any
 from fxlab.core.errors import RewriteError, call_site, quote
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.matcher import EDGES, SubgraphMatcher
+from fxlab.passes.matcher import EDGES, SubgraphMatcher
 from fxlab.core.node import Node, target_text
-from fxlab.core.normalize import canonical_call
-from fxlab.core.rewriter import _check_reached, _graph_of
+from fxlab.passes.normalize import canonical_call
+from fxlab.passes.rewriter import _check_reached, _graph_of
 
 __all__ = ["Mismatch", "explain_mismatch"]
 

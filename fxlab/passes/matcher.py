@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from .errors import RewriteError, call_site
-from .graph import Graph
-from .node import Node
-from .normalize import Call, canonical_call, find
-from .purity import effect
+from fxlab.core.errors import RewriteError, call_site
+from fxlab.core.graph import Graph
+from fxlab.core.node import Node
+from fxlab.passes.normalize import Call, canonical_call, find
+from fxlab.core.purity import effect
 
 EDGES = ("placeholder", "output")
 _CALLS = ("call_function", "call_method", "call_module")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch._ops import OpOverload
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
-from .node import Node
+from fxlab.core.node import Node
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any], bool]
 """What is called, positional arguments, keyword-only arguments, may the first two be swapped."""

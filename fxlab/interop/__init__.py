@@ -4,7 +4,7 @@ The paper's point (sections 1 and 7) is that many tools share one small program 
 torch.fx has the same six opcodes as ours, so `from_torch_fx` and `to_torch_fx` copy node by node:
 names, order, types, meta and state stay; what torch calls `stack_trace` and `from_node` is `source`
 and `from` here. `graph_to_json` and `graph_from_json` write a graph as plain data and read it back
-without ever importing or running anything that the data names: see `fxlab.safe_targets`.
+without ever importing or running anything that the data names: see `fxlab.interop.targets`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fxlab.core.errors import (
 from fxlab.core.graph import Graph, _enter_region, _exit_region
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import OPCODES, Node, _new_id, map_arg, target_text
-from fxlab.safe_targets import Opaque, attribute_names, function_table, method_names
+from fxlab.interop.targets import Opaque, attribute_names, function_table, method_names
 
 __all__ = [
     "DynamoRecorder",
