@@ -467,8 +467,8 @@ class record:
         >>> with fxlab.record(gm) as timeline:
         ...     relu = list(gm.graph.nodes)[2]
         ...     relu.name = "act"
-        >>> [step.sentence for step in timeline.steps]  # doctest: +ELLIPSIS
-        ['...:1 _1 is now called act']
+        >>> [(step.edit.kind, step.edit.after) for step in timeline.steps]
+        [('rename', {'name': 'act'})]
     """
 
     def __init__(
