@@ -45,8 +45,8 @@ from fxlab.passes.split import Partition, split_by_tags, split_module, split_mod
 
 __all__ = [
     "CapabilityBasedPartitioner", "OpSupports", "OperatorSupport", "OperatorSupportBase",
-    "Partition", "any_chain", "balanced_stages", "hoist_async", "chain", "create_op_support", "split_by_tags", "split_module",
-    "split_module_simple",
+    "Partition", "any_chain", "balanced_stages", "chain", "create_op_support", "hoist_async",
+    "split_by_tags", "split_module", "split_module_simple",
     "InternalMatch", "Mismatch", "SubgraphMatcher", "explain_mismatch", "replace_pattern",
     "replace_pattern_with_filters",
     "Cost", "Device", "Difference", "NodeCost", "PassBase", "PassError", "PassManager",

@@ -140,6 +140,35 @@ class AliasClasses:
         self._parent[self.find(a)] = self.find(b)
 
 
+class _Memory:
+    """Who wrote to one piece of memory last, and who has read it since."""
+
+    def __init__(self) -> None:
+        self.sure: Node | None = None  # the last node that surely wrote
+        self.maybe: Node | None = None  # the last one after it that may have
+        self.readers: list[Node] = []  # since the sure write; who may have written reads, too
+        self.recent: list[Node] = []  # since any write
+
+    def read(self, node: Node, hard: list[Any], soft: list[Any]) -> None:
+        """Note that `node` comes after the writes before it."""
+        inputs = node.all_input_nodes
+        if self.sure is not None and self.sure not in inputs:
+            hard.append((self.sure, node))
+        if self.maybe is not None and self.maybe not in inputs:
+            soft.append((self.maybe, node))
+
+    def write(self, node: Node, surely: bool, hard: list[Any], soft: list[Any]) -> None:
+        """Note that `node` comes after the reads before it."""
+        if surely:
+            hard.extend((reader, node) for reader in self.readers)
+            self.sure, self.maybe, self.readers = node, None, []
+        else:
+            soft.extend((reader, node) for reader in self.recent)
+            self.maybe = node
+            self.readers.append(node)
+        self.recent = []
+
+
 def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tuple[Node, Node]]]:
     """List the pairs of nodes whose order matters although no value flows between them.
 
@@ -168,8 +197,7 @@ def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tu
     impure = _effects(nodes, gm)
     writes = {node: values for node, (_, values, _) in impure.items() if values}
     aliases = AliasClasses(gm) if writes else None
-    last_write: dict[Node, Node] = {}
-    readers: dict[Node, list[Node]] = {}
+    memory: dict[Node, _Memory] = {}
     last_of: dict[str, Node] = {}
     for node in nodes:
         if node.op in ("placeholder", "get_attr", "output") or node.target in REGION_BORDERS:
@@ -177,16 +205,14 @@ def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tu
         chain, values, surely = impure.get(node, (None, (), True))
         if aliases is not None:
             written = {aliases.find(value) for value in values}
-            for read in {aliases.find(value): None for value in node.all_input_nodes}:
-                before = last_write.get(read)
-                if before is not None and before not in node.all_input_nodes:
-                    both_sure = surely and impure[before][2]
-                    (hard if both_sure else soft).append((before, node))
-                if read not in written:
-                    readers.setdefault(read, []).append(node)
-            for value in written:
-                (hard if surely else soft).extend((r, node) for r in readers.pop(value, ()))
-                last_write[value] = node
+            for place in {aliases.find(value): None for value in node.all_input_nodes}:
+                state = memory.setdefault(place, _Memory())
+                state.read(node, hard, soft)
+                if place in written:
+                    state.write(node, surely, hard, soft)
+                else:
+                    state.readers.append(node)
+                    state.recent.append(node)
         if chain is not None:
             if chain in last_of:
                 (soft if chain == "random" else hard).append((last_of[chain], node))
