@@ -88,6 +88,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         "stale code gives wrong numbers silently",
     ),
     Difference(
+        "inserting after a node",
+        "several nodes made in one `inserting_after(n)` stand in reverse order",
+        "they stand in the order in which they were made",
+        "a node that reads the one made before it would stand in front of it",
+    ),
+    Difference(
         "dead code",
         "`eliminate_dead_code` erases in-place methods, `out=`, train-mode batch norm, print",
         "one purity table keeps what has an effect; `like_torch=True` gives torch.fx's answer",
