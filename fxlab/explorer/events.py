@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
+from torch.nn import parameter as torch_parameter
 
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
@@ -30,6 +30,7 @@ class Event(NamedTuple):
     maker: str | None = None
 
 
+LAZY = (torch_parameter.UninitializedParameter, torch_parameter.UninitializedBuffer)
 new_event = functools.partial(tuple.__new__, Event)  # skips the named arguments: half the time
 
 
@@ -134,4 +135,4 @@ def measured_cost(
 
 def is_lazy(parameter: Any) -> bool:
     """Whether a parameter has no shape yet."""
-    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+    return isinstance(parameter, LAZY)

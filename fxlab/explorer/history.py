@@ -193,9 +193,10 @@ class Writer(EditWriter):
                     names.pop(event.before["path"], None)
                 else:
                     names.setdefault(event.before["path"], type(event.before["value"]).__name__)
-        if made_from is not None:
+        if not watched.original and self.timeline._programs:
             # It may call what it does not own yet: its owner takes that over when it is built.
-            names = {**self._program_called(made_from["program"]).modules, **names}
+            parent = made_from["program"] if made_from is not None else "p0"
+            names = {**self._program_called(parent).modules, **names}
         return Program(name, title, made_from, watched.path, first, names)
 
     def _write_rows(self) -> None:

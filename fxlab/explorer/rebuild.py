@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.fx.node import map_arg as foreign_map_arg
 
 from fxlab.core.errors import TimelineError
 from fxlab.core.graph import Graph
@@ -98,7 +99,7 @@ class LiveReplay:
 
 def _swap(value: Any, old: Any, new: Any) -> Any:
     if isinstance(old, torch.fx.Node):
-        return torch.fx.node.map_arg(value, lambda one: new if one is old else one)
+        return foreign_map_arg(value, lambda one: new if one is old else one)
     return map_arg(value, lambda one: new if one is old else one)
 
 
@@ -202,7 +203,7 @@ def assemble(replay: LiveReplay, root: nn.Module, owner: Any) -> tuple[Any, dict
     old = replay.graph
     graph: Any = torch.fx.Graph() if foreign else Graph()
     made: dict[Any, Any] = {}
-    mapped = torch.fx.node.map_arg if foreign else map_arg
+    mapped = foreign_map_arg if foreign else map_arg
     for node in replay.order():
         name, op, target, args, kwargs, annotated = replay.fields[node]
         new = graph.create_node(

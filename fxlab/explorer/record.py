@@ -569,8 +569,7 @@ def _run_span(recorder: Recorder, name: str, inner: Any, pass_: Any, args: Any, 
     gm = recorder.current
     with made_by(name):
         result = pass_(gm, *args, **kwargs)
-    if isinstance(result, tuple) and hasattr(result, "graph_module"):
-        result = result.graph_module
+    result = getattr(result, "graph_module", result)
     if result is None or not hasattr(result, "graph"):
         result = gm
     recorder.close(span, result)

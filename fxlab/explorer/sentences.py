@@ -260,13 +260,19 @@ def target_name(target: Any) -> str:
     return target if isinstance(target, str) else target_of_function(target)
 
 
+def base_name(target: str) -> str:
+    """The last part of a function's name; of an operator of torch.ops the last two."""
+    parts = target.split(".")
+    return ".".join(parts[-2:]) if target.startswith("torch.ops.") else parts[-1]
+
+
 def retargeted(name: str, before: State, after: State) -> str:
     """`act calls gelu, was relu`."""
     old, new = target_text(before.op, before.target), target_text(after.op, after.target)
     if before.type != after.type and (before.op, before.target) == (after.op, after.target):
         old, new = before.type or "none", after.type or "none"
         return f"{short(name, 40)}: type {short(old)} -> {short(new)}"
-    old_base, new_base = old.rpartition(".")[2], new.rpartition(".")[2]
+    old_base, new_base = base_name(old), base_name(new)
     if before.op == after.op == "call_function" and old_base != new_base:
         old, new = old_base, new_base
     elif before.op != after.op:
@@ -305,12 +311,12 @@ def restated(kind: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """`self.conv1: weight changed, bias none -> yes`: an edit of a module's state."""
     path = short(path_text(after.get("path") or before.get("path") or ""))
     old, new = before.get("value"), after.get("value")
-    if old is None and new is None:
-        return f"{path}: nothing there, before or after"
+    if new is None:
+        if old is None:
+            return f"{path}: nothing there, before or after"
+        return f"{path}: gone, was {short(described(old))}"
     if old is None:
         return f"{path}: new, {short(described(new))}"
-    if new is None:
-        return f"{path}: gone, was {short(described(old))}"
     changes = []
     if old["text"] != new["text"]:
         changes.append(f"{short(old['text'], 48)} -> {short(new['text'], 48)}")

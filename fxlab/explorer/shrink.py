@@ -148,8 +148,7 @@ class _Search:
         try:
             after = copy_sharing_tensors(gm)
             result = self.pass_(after)
-            if isinstance(result, tuple) and hasattr(result, "graph_module"):
-                result = result.graph_module
+            result = getattr(result, "graph_module", result)
             after = after if result is None or not hasattr(result, "graph") else result
             return answer_of(self.check, gm, after, inputs)
         except Exception as error:  # the pass under test
