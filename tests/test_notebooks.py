@@ -58,26 +58,24 @@ def test_the_first_cell_says_what_comes_before_and_after_and_what_it_costs(path)
     assert re.search(r"\d+ MB", rows["memory"])
 
 
+def neighbours(path: Path) -> tuple[list[str], list[str]]:
+    """List the lectures that the first cell names as coming before, and the next one, if any."""
+    row = re.search(r"^\| before, after \| (.*) \|$", read(path).cells[0].source, flags=re.M)
+    assert row is not None, path.name
+    before, _, after = row[1].partition("next:")
+    link = re.compile(r"\((\d\d_\w+\.ipynb)\)")
+    return link.findall(before), link.findall(after)
+
+
 def test_the_lectures_link_each_other_in_one_chain():
-    following = {}
-    for path in LECTURES:
-        row = re.search(r"\| before, after \| (.*) \|", read(path).cells[0].source)
-        assert row is not None, path.name
-        following[path.name] = re.findall(r"\((\d\d_\w+\.ipynb)\)", row[1].split("next:")[-1])[:1]
-        before = re.findall(r"\((\d\d_\w+\.ipynb)\)", row[1].split("next:")[0])
-        if path.stem != "00_start" and "next:" in row[1]:
-            assert len(before) == 1, path.name
-    name, seen = "00_start.ipynb", []
-    while name and name not in seen:
-        seen.append(name)
-        name = next(iter(following[name]), "") if "next:" in read_row(name) else ""
-    assert len(seen) == len(LECTURES)
-
-
-def read_row(name: str) -> str:
-    """Give the line of a lecture's first cell that links its neighbours."""
-    source = read(ROOT / "notebooks" / name).cells[0].source
-    return next(line for line in source.splitlines() if line.startswith("| before, after |"))
+    order, name = [], "00_start.ipynb"
+    while name and name not in order:
+        order.append(name)
+        before, after = neighbours(ROOT / "notebooks" / name)
+        assert set(before) <= set(order[:-1]), name
+        assert len(order) == 1 or order[-2] in before, name
+        name = after[0] if after else ""
+    assert sorted(order) == [path.name for path in LECTURES]
 
 
 @EACH
