@@ -241,7 +241,7 @@ def move_nodes(lab):
 def order_of_nodes(lab):
     gm = small(lab)
     nodes = list(gm.graph.nodes)
-    return [a < b for a in nodes for b in nodes], sorted(nodes[::-1]) == nodes, max(nodes).name
+    return [a < b for a in nodes for b in nodes], sorted([nodes[-1], *nodes[:-1]]) == nodes, max(nodes).name
 
 
 @script
