@@ -241,7 +241,8 @@ def move_nodes(lab):
 def order_of_nodes(lab):
     gm = small(lab)
     nodes = list(gm.graph.nodes)
-    return [a < b for a in nodes for b in nodes], sorted([nodes[-1], *nodes[:-1]]) == nodes, max(nodes).name
+    turned = sorted([nodes[-1], *nodes[:-1]])
+    return [a < b for a in nodes for b in nodes], turned == nodes, max(nodes).name
 
 
 @script
