@@ -178,6 +178,7 @@ MISSING: dict[str, str] = {
     "graph_module.reduce_graph_module": "unpickling helper of torch.fx's re-tracing pickle; fxlab "
     "pickles the graph itself",
     "graph_module.reduce_package_graph_module": "the same, for torch.package",
+    "proxy.ScopeContextManager": "bookkeeping inside torch.fx's call_module",
     "proxy.MetaProxy": "an experiment of torch.fx that executes fake tensors while tracing; "
     "`example_inputs` of symbolic_trace serves the purpose",
     "graph.Graph.create_size_node": "belongs to torch.export's symbolic shapes; write "

@@ -56,9 +56,8 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
             (m.__dict__ for m in tracer._autowrap_search), tracer._autowrap_function_ids,
             tracer._searched,
         )  # fmt: skip
-        tracer._search_globals(getattr(inspect.unwrap(fn), "__globals__", None))
-        for function in patches.wrapped_functions.values():
-            tracer._search_globals(getattr(function, "__globals__", None))
+        for function in (inspect.unwrap(fn), *patches.wrapped_functions.values()):
+            tracer._search_globals(function)
         result, annotation = _run(tracer, fn, is_module, concrete_args, example_inputs)
         tracer.create_node("output", "output", (tracer.create_arg(result),), {}, None, annotation)
     _drop_empty_regions(graph)
@@ -97,7 +96,7 @@ def _reset(tracer: Tracer) -> None:
     tracer.scope.module_path, tracer.scope.module_type = "", None
     tracer._searched, tracer._parameter_proxies, tracer._known = set(), {}, {}
     tracer._texts, tracer._raised, tracer._regions, tracer._warnings = set(), [], [], {}
-    tracer.submodule_paths = tracer.tensor_attrs = tracer._tensor_ids = None
+    tracer.submodule_paths = tracer.tensor_attrs = None
     tracer._examples = tracer._fake_mode = None
     tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
     tracer._autowrap_function_ids.update(patches.wrapped_functions)

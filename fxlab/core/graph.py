@@ -203,7 +203,6 @@ class Graph:
         self._len = 0
         self._root = Node(self, "", "root", "", (), {})
         self._anchor, self._after = self._root, False
-        self._index: dict[Any, dict[Node, None]] | None = None
         self._graph_namespace = _Namespace()
         self.owning_module: Any = owning_module
         self._tracer_cls = tracer_cls
@@ -243,26 +242,20 @@ class Graph:
 
     def _changed(self, kind: str, node: Any, before: Any, after: Any) -> None:
         """Tell that one edit was done: generated code goes stale, listeners are called."""
-        if self._compiled and kind not in ("module", "attr"):
-            self._compiled = False
-            self._watched = bool(self._listeners)
-            for ref in list(self._owners):
-                owner = ref()
-                if owner is not None:
-                    owner._code_is_stale()
+        if kind not in ("module", "attr"):
+            self._touch()
         for listener in self._listeners:
             listener(kind, self, node, before, after)
 
     def _touch(self) -> None:
         """Say that generated code is stale for a reason that is no edit of a Node."""
         self.version += 1
-        if self._watched:
-            listeners, self._listeners = self._listeners, ()
-            try:
-                self._changed("codegen", None, None, None)
-            finally:
-                self._listeners = listeners
-                self._watched = bool(self._compiled or listeners)
+        if self._compiled:
+            self._compiled, self._watched = False, bool(self._listeners)
+            for ref in list(self._owners):
+                owner = ref()
+                if owner is not None:
+                    owner._code_is_stale()
 
     # -- edit primitives ----------------------------------------------------------------------
 
@@ -279,11 +272,13 @@ class Graph:
             name: wish for its name; made unique.
             type_expr: annotation for generated code.
         """
-        if args is not None and type(args) is not tuple:
-            if not isinstance(args, tuple):
-                raise _not_a(args, "args", "tuple")
-        if kwargs is not None and not isinstance(kwargs, dict):
-            raise _not_a(kwargs, "kwargs", "dict")
+        if not isinstance(args or (), tuple) or not isinstance(kwargs or {}, dict):
+            raise RewriteError(
+                f"args of a node must be a tuple and kwargs a dict, got {type(args).__name__} and "
+                f"{type(kwargs).__name__}", hint="a single argument needs its comma",
+                wrong="graph.call_function(torch.relu, (x))",
+                right="graph.call_function(torch.relu, (x,))",
+            )  # fmt: skip
         candidate = name if name is not None else self._target_to_str(target)
         node = Node(
             self, self._graph_namespace.create_name(candidate), op, target, args or (),
@@ -312,17 +307,12 @@ class Graph:
         prev._next = following._prev = node
         self._len += 1
         if self._numbered:
-            self._number_between(node)
-        if self._index is not None:
-            for key in _index_keys(node._op, node._target):
-                self._index.setdefault(key, {})[node] = None
+            node._key = prev._key + 1 if prev is not self._root else 0
+            self._numbered = following is self._root
 
     def _unlink(self, node: Node) -> None:
         node._prev._next, node._next._prev = node._next, node._prev
         self._len -= 1
-        if self._index is not None:
-            for key in _index_keys(node._op, node._target):
-                self._index[key].pop(node, None)
 
     def erase_node(self, to_erase: Node) -> None:
         """Take a Node that nobody reads out of the Graph.
@@ -388,18 +378,9 @@ class Graph:
             for user, args, kwargs in before["users"]:
                 user._edit_args(args, kwargs)
         elif kind in ("target", "type", "rename"):
-            if kind == "target":
-                self._reindex(node, before["op"], before["target"])
             node._edit_field(kind, before)
         elif kind in ("module", "attr"):
             before["module"]._restore_state(before["path"], before["value"])
-
-    def _reindex(self, node: Node, op: str, target: Target) -> None:
-        if self._index is not None and not node._erased:
-            for key in _index_keys(node._op, node._target):
-                self._index[key].pop(node, None)
-            for key in _index_keys(op, target):
-                self._index.setdefault(key, {})[node] = None
 
     # -- creators -------------------------------------------------------------------------------
 
@@ -512,36 +493,15 @@ class Graph:
         return node
 
     def find_nodes(self, *, op: str, target: Target | None = None, sort: bool = True) -> list[Node]:
-        """Return the Nodes with this opcode and target, in graph order unless `sort` is False.
-
-        The first call builds an index that edits keep up to date.
-        """
-        if self._index is None:
-            self._index = {}
-            for node in self.nodes:
-                for key in _index_keys(node._op, node._target):
-                    self._index.setdefault(key, {})[node] = None
-        key = _index_keys(op, target)[-1] if target is not None else op
-        found = list(self._index.get(key, ()))
-        return sorted(found, key=lambda n: n._sort_key) if sort else found
+        """Return the Nodes with this opcode and target (any, if None), in graph order."""
+        return [n for n in self.nodes if n._op == op and (target is None or n._target == target)]
 
     def _number(self) -> None:
         """Give every Node a number that grows along the list, for `<` between Nodes."""
         if not self._numbered:
             for i, node in enumerate(self.nodes):
-                node._key = float(i)
+                node._key = i
             self._numbered = True
-
-    def _number_between(self, node: Node) -> None:
-        low = node._prev._key if node._prev is not self._root else None
-        high = node._next._key if node._next is not self._root else None
-        if low is None:
-            node._key = high - 1.0 if high is not None else 0.0
-        elif high is None:
-            node._key = low + 1.0
-        else:
-            node._key = (low + high) / 2
-            self._numbered = low < node._key < high
 
     @staticmethod
     def _target_to_str(target: Any) -> str:
@@ -716,22 +676,6 @@ class Graph:
 
 _short_names: dict[str, str] = {}
 _EMPTY = __import__("inspect").Parameter.empty
-
-
-def _not_a(value: Any, what: str, kind: str) -> RewriteError:
-    return RewriteError(
-        f"{what} of a node must be a {kind}, got {type(value).__name__}",
-        hint="a single argument needs its comma",
-        wrong="graph.call_function(torch.relu, (x))", right="graph.call_function(torch.relu, (x,))",
-    )  # fmt: skip
-
-
-def _index_keys(op: str, target: Any) -> tuple[Any, ...]:
-    try:
-        hash(target)
-    except TypeError:
-        target = id(target)
-    return op, (op, target)
 
 
 def _format_plain(arg: Any) -> str:

@@ -15,7 +15,7 @@ import itertools
 import types
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils import _pytree as pytree
@@ -194,13 +194,6 @@ def _freeze(args: Any, inputs: dict[Node, None]) -> Any:
 _NO_KWARGS = immutable_dict()
 
 
-class ArgsKwargsPair(NamedTuple):
-    """Arguments after normalisation."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 def _slot(name: str, setter: Callable[[Any, Any], None], doc: str) -> property:
     """Make a property that reads a slot at C speed and writes through an edit primitive."""
     return property(attrgetter(name), setter, None, doc)
@@ -245,16 +238,9 @@ class Node:
                 _refuse_target(name, op, target)
         elif op == "call_function" or op not in _legal_ops:
             _refuse_target(name, op, target)
-        self.graph = graph
-        self.id = _new_id()
-        self._op = op
-        self._target = target
-        self._name = name
-        self._type = return_type
-        self.users = {}
-        self.meta = {}
-        self._erased = False
-        self._repr_fn = None
+        self.graph, self.id, self._name, self._type = graph, _new_id(), name, return_type
+        self._op, self._target = op, target
+        self.users, self.meta, self._erased, self._repr_fn = {}, {}, False, None
         self._prev = self._next = self
         inputs: dict[Node, None] = {}
         self._args = _freeze(args, inputs)
@@ -279,16 +265,12 @@ class Node:
             node.users[self] = None
 
     def _edit_args(self, args: Any, kwargs: Any) -> None:
-        graph, before = self.graph, (self._args, self._kwargs)
+        graph, before = self.graph, {"args": self._args, "kwargs": self._kwargs}
         self._set_args(args, kwargs)
         graph.version += 1
         if graph._watched:
-            graph._changed(
-                "args",
-                self,
-                {"args": before[0], "kwargs": before[1]},
-                {"args": self._args, "kwargs": self._kwargs},
-            )
+            after = {"args": self._args, "kwargs": self._kwargs}
+            graph._changed("args", self, before, after)
 
     def _edit_field(self, kind: str, fields: dict[str, Any]) -> None:
         """Set one or two of op, target, type, name as one edit."""
@@ -309,11 +291,9 @@ class Node:
     def _set_op(self, op: str) -> None:
         if op not in _legal_ops:
             _refuse_target(self._name, op, self._target)
-        self.graph._reindex(self, op, self._target)
         self._edit_field("target", {"op": op, "target": self._target})
 
     def _set_target(self, target: Target) -> None:
-        self.graph._reindex(self, self._op, target)
         self._edit_field("target", {"op": self._op, "target": target})
 
     def _set_type(self, type_: Any) -> None:
@@ -471,8 +451,8 @@ class Node:
     def normalized_arguments(
         self, root: torch.nn.Module, arg_types: tuple[Any, ...] | None = None, kwarg_types:
         dict[str, Any] | None = None, normalize_to_only_use_kwargs: bool = False,
-    ) -> ArgsKwargsPair | None:  # fmt: skip
-        """Return the arguments in the order of the callee's signature, or None if it has none.
+    ) -> Any:  # fmt: skip
+        """Return (args, kwargs) in the order of the callee's signature, or None if it has none.
 
         Args:
             root: the module in which `call_module` targets are looked up.
@@ -481,19 +461,15 @@ class Node:
         """
         from torch.fx.operator_schemas import normalize_function, normalize_module
 
-        only = normalize_to_only_use_kwargs
-        pair = None
-        args, kwargs = self._args, dict(self._kwargs)
+        args, kwargs, only = self._args, dict(self._kwargs), normalize_to_only_use_kwargs
         if self._op == "call_function":
-            pair = normalize_function(
-                self._target, args, kwargs, arg_types, kwarg_types,
-                normalize_to_only_use_kwargs=only,
-            )  # fmt: skip
-        elif self._op == "call_module":
-            pair = normalize_module(
-                root, self._target, args, kwargs, normalize_to_only_use_kwargs=only
-            )
-        return ArgsKwargsPair(pair.args, pair.kwargs) if pair is not None else None
+            kinds = (arg_types, kwarg_types)
+            return normalize_function(self._target, args, kwargs, *kinds,
+                                      normalize_to_only_use_kwargs=only)  # fmt: skip
+        if self._op == "call_module":
+            return normalize_module(root, self._target, args, kwargs,
+                                    normalize_to_only_use_kwargs=only)  # fmt: skip
+        return None
 
     def _rename(self, candidate: str) -> None:
         if candidate != self._name:
@@ -502,7 +478,7 @@ class Node:
     # -- order and text --------------------------------------------------------------------------
 
     @property
-    def _sort_key(self) -> tuple[float, ...]:
+    def _sort_key(self) -> tuple[int, ...]:
         self.graph._number()
         return (self._key,)
 
@@ -511,12 +487,6 @@ class Node:
 
     def __gt__(self, other: Node) -> bool:
         return self._sort_key > other._sort_key
-
-    def __le__(self, other: Node) -> bool:
-        return self is other or self < other
-
-    def __ge__(self, other: Node) -> bool:
-        return self is other or self > other
 
     def __repr__(self) -> str:
         return self._repr_fn(self) if self._repr_fn else self._name
@@ -558,9 +528,7 @@ class Node:
 
 def _refuse_target(name: str, op: str, target: Any) -> NoReturn:
     if op not in _legal_ops:
-        raise RewriteError(
-            f"{op!r} is no opcode", node=name, expected=" | ".join(OPCODES)
-        )
+        raise RewriteError(f"{op!r} is no opcode", node=name, expected=" | ".join(OPCODES))
     wanted = "a callable" if op == "call_function" else "a str (a name or a dotted path)"
     raise _TargetError(
         f"the target of a {op} node must be {wanted}, got {target!r} of type "

@@ -344,32 +344,11 @@ class ParameterProxy(Proxy):
         super().__init__(node, tracer)
         self.__dict__["param"], self.__dict__["name"] = param, name
 
-    @property
-    def shape(self) -> torch.Size:
-        """The shape of the parameter."""
-        return self.param.shape
 
-    def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one dimension."""
-        return self.param.size() if dim is None else self.param.size(dim)
-
-    def dim(self) -> int:
-        """The number of dimensions."""
-        return self.param.dim()
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.param.ndim
-
-    def numel(self) -> int:
-        """The number of elements."""
-        return self.param.numel()
-
-    def nelement(self) -> int:
-        """The number of elements."""
-        return self.param.numel()
-
+for _name in ("shape", "ndim"):
+    setattr(ParameterProxy, _name, property(lambda self, n=_name: getattr(self.param, n)))
+for _name in ("size", "dim", "numel", "nelement"):
+    setattr(ParameterProxy, _name, lambda self, *a, n=_name, **k: getattr(self.param, n)(*a, **k))
 
 magic_methods = (
     "eq ne lt gt le ge pos neg invert abs add mul sub mod floordiv truediv divmod lshift rshift "

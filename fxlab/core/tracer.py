@@ -190,7 +190,8 @@ class TracerBase:
         if dataclasses.is_dataclass(a) and not isinstance(a, type):
             fields = {f.name: self.create_arg(getattr(a, f.name)) for f in dataclasses.fields(a)}
             return self.create_node("call_function", kind, (), fields)
-        if isinstance(a, torch.nn.Module) or patches.find_proxy(*_inside(a)) is None:
+        inside = [] if isinstance(a, (type, torch.nn.Module)) else getattr(a, "__dict__", {}).values()
+        if patches.find_proxy(*inside) is None:
             return a
         raise TraceNotImplementedError(
             f"a {kind.__module__}.{kind.__qualname__} that holds traced values cannot stand in a "
@@ -211,14 +212,10 @@ class TracerBase:
 
     def _create_arg_container(self, a: Any) -> Argument:
         """Record the building of an OrderedDict, set or other subclass, so that its type is kept."""
-        if isinstance(a, dict):
-            parts: Any = self._create_arg_dict(a)
-        else:
-            parts = [self.create_arg(e) for e in a]
-        kind = type(a)
-        if isinstance(a, dict) and hasattr(a, "default_factory"):
-            return self.create_node("call_function", kind, (a.default_factory, parts), {})
-        return self.create_node("call_function", kind, (parts,), {})
+        parts: Any = [self.create_arg(e) for e in a] if not isinstance(a, dict) else (
+            self._create_arg_dict(a))  # fmt: skip
+        factory = (a.default_factory,) if hasattr(a, "default_factory") else ()
+        return self.create_node("call_function", type(a), (*factory, parts), {})
 
     def to_bool(self, obj: Proxy) -> bool:
         """Answer `if proxy:`; override it to choose a branch."""
@@ -268,11 +265,6 @@ class GraphAppendingTracer(TracerBase):
         self.graph = graph
 
 
-def _inside(a: Any) -> list[Any]:
-    """Return what an arbitrary object holds in its fields, one level deep."""
-    return list(getattr(a, "__dict__", {}).values()) if not isinstance(a, type) else []
-
-
 _SITES = {"example": "example inputs", "value": "a parameter or buffer"}
 
 
@@ -310,7 +302,7 @@ class Tracer(TracerBase):
         self.root_module_name = ""
         self.submodule_paths: dict[torch.nn.Module, str] | None = None
         self.num_calls: dict[str, int] = {}
-        self.tensor_attrs: dict[Any, str] | None = None
+        self.tensor_attrs: dict[int, str] | None = None
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -422,7 +414,7 @@ class Tracer(TracerBase):
         if kind in _PLAIN:
             return super().create_arg(a) if kind is str else a
         if isinstance(a, _CONSTANTS):
-            path = self._tensor_paths().get(id(a)) or self._attribute_paths().get(id(a))
+            path = self._tensor_paths().get(id(a))
             if path is None:
                 if isinstance(a, torch.nn.Parameter):
                     raise TraceNameError(
@@ -450,7 +442,7 @@ class Tracer(TracerBase):
         )  # fmt: skip
         name = self.get_fresh_qualname(prefix)
         self.graph._constants[name] = a
-        self._attribute_paths()[id(a)] = name
+        self._tensor_paths()[id(a)] = name
         return name
 
     # -- the trace ------------------------------------------------------------------------------
@@ -494,12 +486,11 @@ class Tracer(TracerBase):
 
     def _called(self, mod: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Called instead of every module call of the tracing thread."""
-        table = getattr(type(mod).forward, "__globals__", None)
-        if id(table) not in self._searched:
-            self._search_globals(table)
+        self._search_globals(type(mod).forward)
         return self.call_module(mod, functools.partial(self._inline, self, mod), args, kwargs)
 
-    def _search_globals(self, table: dict[str, Any] | None) -> None:
+    def _search_globals(self, function: Any) -> None:
+        table = getattr(function, "__globals__", None)
         if table is not None and id(table) not in self._searched:
             patches.patch_globals((table,), self._autowrap_function_ids, self._searched)
 
@@ -509,7 +500,8 @@ class Tracer(TracerBase):
         return value
 
     def _training_of(self, mod: torch.nn.Module, value: bool) -> Any:
-        path = self._paths().get(mod) if is_forward_frame(sys._getframe(2)) else None
+        file = sys._getframe(2).f_code.co_filename  # nn.Module's own bookkeeping wants the bool
+        path = None if file == torch.nn.modules.module.__file__ else self._paths().get(mod)
         if path is None or type(value) is not bool:
             return value
         flag = patches.TrainingFlag(value)
@@ -531,26 +523,15 @@ class Tracer(TracerBase):
         return self.submodule_paths
 
     def _tensor_paths(self) -> dict[int, str]:
-        """Return id -> dotted path of every parameter and buffer of the root."""
-        if self._tensor_ids is None:
-            ids: dict[int, str] = {}
-            for module, path in self._paths().items():
-                dot = path + "." if path else ""
-                for name, t in chain(module._parameters.items(), module._buffers.items()):
-                    if t is not None:
-                        ids.setdefault(id(t), dot + name)
-            self._tensor_ids = ids
-        return self._tensor_ids
-
-    def _attribute_paths(self) -> dict[int, str]:
-        """Return id -> dotted path of the plain attributes that are tensors, and of constants."""
+        """Return id -> dotted path of each tensor that the root holds, and of kept constants."""
         if self.tensor_attrs is None:
-            self.tensor_attrs = {}
+            ids = self.tensor_attrs = {}
             for module, path in self._paths().items():
                 dot = path + "." if path else ""
-                for name, value in module.__dict__.items():
-                    if isinstance(value, _CONSTANTS):
-                        self.tensor_attrs.setdefault(id(value), dot + name)
+                for table in (module._parameters, module._buffers, module.__dict__):
+                    for name, value in table.items():
+                        if isinstance(value, _CONSTANTS):
+                            ids.setdefault(id(value), dot + name)
         return self.tensor_attrs
 
     # -- what is known, and what is lost ----------------------------------------------------------
@@ -561,7 +542,7 @@ class Tracer(TracerBase):
 
         value, why = known(self, obj.node)
         if value is not _UNKNOWN and why in _SITES and (what != "its length" or why == "value"):
-            self.warn("fixed", f"{what} of {obj} was fixed to {_short(value)}, which comes from "
+            self.warn("fixed", f"{what} of {obj} was fixed to {value!r:.60}, which comes from "
                                f"{_SITES[why]}")  # fmt: skip
         return value
 
@@ -594,21 +575,11 @@ class Tracer(TracerBase):
             warnings.warn_explicit(texts[-1], TraceWarning, place[0], max(place[1], 1))
         return texts
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
-        import copy
-
-        new = type(self).__new__(type(self))
-        for key, value in self.__dict__.items():
-            same = key in ("_autowrap_search", "_autowrap_function_ids")
-            new.__dict__[key] = value if same else copy.deepcopy(value, memo)
-        return new
-
     _own_getattr = False
     _inline: Any = None
     _fake_mode: Any = None
     _searched: set[int]
     _parameter_proxies: dict[str, Proxy]
-    _tensor_ids: dict[int, str] | None = None
     _warnings: dict[tuple[Any, ...], tuple[str, Any]] = {}
 
 
@@ -616,19 +587,9 @@ _leaf_types: dict[type, bool] = {}
 _proxyable_classes: dict[type, None] = {}
 
 
-def is_forward_frame(frame: Any) -> bool:
-    """Say whether a frame may use a flag as an argument: any but nn.Module's own bookkeeping."""
-    return not frame.f_code.co_filename.endswith(("nn/modules/module.py", "nn\\modules\\module.py"))
-
-
 @functools.cache
 def _takes_factory(create_proxy: Callable[..., Any]) -> bool:
     return "proxy_factory_fn" in inspect.signature(create_proxy).parameters
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."
 
 
 class ProxyableClassMeta(type):
