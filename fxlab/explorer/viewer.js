@@ -727,8 +727,8 @@ export class Viewer {
   // The left pane: line, sentence, verdicts, and what is known of the selected row.
   tell() {
     const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s];
-    const isPass = span && span.kind === "pass", opening = story.last && !this.guessing ? story.steps[1].w : [];
-    const frames = step ? step.w : opening.slice(0, 1).map(([file, , ...rest]) => [file, 0, ...rest]);
+    const isPass = span && span.kind === "pass", opening = story.steps.find((one) => one && one.w.length)?.w || [];
+    const frames = step ? step.w : this.guessing ? [] : opening.slice(0, 1).map(([file, , ...to]) => [file, 0, ...to]);
     const level = frames[this.level] ? this.level : 0, quiet = this.opened && this.opened.quiet ? this.opened : null;
     this.head.hidden = !frames.length;
     this.head.replaceChildren(h("span", span && !isPass ? "model source" : "pass source"), ...frames.map((place, k) =>

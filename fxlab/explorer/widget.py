@@ -46,6 +46,14 @@ def packed_viewer() -> tuple[str, str]:
     return LOADER.format(packed=packed), style
 
 
+def opening_step(timeline: Timeline) -> int:
+    """Where a story opens: at an error, else after the trace that passes follow, else at 0."""
+    if timeline.error:
+        return len(timeline)
+    first, *others = timeline.passes or [None]
+    return first.last if first is not None and first.kind == "trace" and others else 0
+
+
 class Explorer(anywidget.AnyWidget):
     """A timeline, stepped through in a notebook.
 
@@ -82,7 +90,7 @@ class Explorer(anywidget.AnyWidget):
 
         Args:
             timeline: The story.
-            step: The step to open with; by default the last for one that ends in an error, else 0.
+            step: The step to open with; by default `opening_step(timeline)`.
             selection: The name of the row to open with.
             wall: Open in wall mode.
             predict: Open in predict mode.
@@ -92,7 +100,7 @@ class Explorer(anywidget.AnyWidget):
         self._data = view(timeline)
         self._esm, self._css = packed_viewer()
         if step is None:
-            step = len(timeline) if timeline.error else 0
+            step = opening_step(timeline)
         super().__init__(
             _story=pack(self._data),
             step=step,

@@ -78,7 +78,7 @@ class Watched:
 @pytest.fixture
 def tab(browser) -> Iterator[Watched]:
     page = browser.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(60_000)
     watched = Watched(page)
     page.on("request", lambda request: watched.requests.append(request.url))
     page.on("pageerror", lambda error: watched.errors.append(str(error)))
@@ -95,7 +95,7 @@ class Server:
 
     def address(self, host: str, notebook: str) -> str:
         return (
-            f"{self.url}/lab/tree/{notebook}"
+            f"{self.url}/lab/tree/{notebook}?reset"
             if host == "lab"
             else f"{self.url}/notebooks/{notebook}"
         )
@@ -205,7 +205,7 @@ class Notebook:
     def __init__(self, tab: Watched, server: Server, host: str, name: str) -> None:
         self.page, self.name, self.server = tab.page, name, server
         self.page.goto(server.address(host, name))
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self._run("")
 
     def _run(self, script: str, argument: object = None) -> object:
         script = f"const NAME = {json.dumps(self.name)}; {WAIT} {script}"
@@ -228,7 +228,7 @@ class Notebook:
             """
             let text = "";
             const future = panel.sessionContext.session.kernel.requestExecute({ code: argument });
-            future.onIOPub = (message) => { if (message.content.text) text += message.content.text; };
+            future.onIOPub = ({ content }) => { if (content.text) text += content.text; };
             await future.done;
             return text.trim();
             """,
@@ -247,7 +247,7 @@ class Notebook:
 
 @pytest.fixture(scope="session")
 def timeline():
-    """Batch norms of a small network folded into its convolutions, then a pass that finds nothing."""
+    """Batch norms folded into the convolutions of a small network, then a pass without work."""
     import torch
 
     from fxlab.explorer import timeline_of

@@ -15,32 +15,37 @@ from fxlab.explorer.view import view
 from fxlab.passes import dce
 
 ROWS = """() => [...document.querySelectorAll(".f-row")].map((row) => ({
-  index: Number(row.dataset.index), classes: [...row.classList], top: row.getBoundingClientRect().top,
+  index: Number(row.dataset.index), classes: [...row.classList],
+  top: row.getBoundingClientRect().top,
   name: row.querySelector(".nm") && row.querySelector(".nm").textContent,
-  mark: row.querySelector(".f-mark").textContent, line: row.querySelector(".f-line").textContent,
+  mark: row.querySelector(".f-mark").textContent,
+  line: row.querySelector(".f-line").textContent,
   label: row.getAttribute("aria-label") })).sort((a, b) => a.index - b.index)"""
 
 # Contrast of every text on the screen against the nearest background that is painted.
 CONTRAST = """() => {
-  const parse = (text) => { const m = text.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) =>
-    v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((s, v, k) => s + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const parse = (text) => {
+    const found = text.match(/[\\d.]+/g).map(Number);
+    return found.length < 4 ? [...found, 1] : found;
+  };
+  const linear = (v) => (v <= 10 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
   const out = [];
-  for (const element of document.querySelectorAll(".fxl *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    const style = getComputedStyle(element), box = element.getBoundingClientRect();
-    if (!own || !box.width || element.closest("svg") || style.visibility === "hidden") continue;
-    const ink = parse(style.color);
-    if (ink[3] === 0) continue;
-    let ground = element;
-    while (ground && parse(getComputedStyle(ground).backgroundColor)[3] === 0) ground = ground.parentElement;
-    const paper = ground ? parse(getComputedStyle(ground).backgroundColor) : [255, 255, 255, 1];
-    const [a, b] = [light(ink), light(paper)];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    out.push([Math.round(ratio * 100) / 100, element.className || element.tagName, element.textContent.slice(0, 40)]);
+  for (const one of document.querySelectorAll(".fxl *")) {
+    const texts = [...one.childNodes].filter((node) => node.nodeType === 3);
+    const style = getComputedStyle(one), ink = parse(style.color);
+    if (!texts.some((node) => node.textContent.trim())) continue;
+    if (!one.getBoundingClientRect().width) continue;
+    if (one.closest("svg") || style.visibility === "hidden" || ink[3] === 0) continue;
+    let ground = one;
+    const paper = (element) => parse(getComputedStyle(element).backgroundColor);
+    while (ground.parentElement && paper(ground)[3] === 0) ground = ground.parentElement;
+    const [low, high] = [light(ink), light(paper(ground))].sort((a, b) => a - b);
+    out.push([(high + 0.05) / (low + 0.05), one.className, one.textContent.slice(0, 40)]);
   }
   return out.sort((a, b) => a[0] - b[0]);
 }"""
+MINUS, TIMES = "\u2212", "\u00d7"
 
 
 @pytest.fixture
@@ -112,7 +117,7 @@ def test_the_page_and_the_static_drawing_show_the_same_facts(show, timeline, fus
         assert len(rows) == len(lines)
         for row, line in zip(rows, lines, strict=True):
             assert line.state in row["classes"]
-            assert row["mark"].replace("−", "-") == line.mark
+            assert row["mark"].replace(MINUS, "-") == line.mark
             assert ("strong" in row["classes"]) == line.strong
             if "…" not in row["line"]:
                 assert row["line"] == ("" if line.state == "empty" else line.text)
@@ -169,7 +174,7 @@ def test_modules_fold_repeats_fold_to_one_and_hidden_rows_are_counted(show, time
     folded = page.locator(".f-row.fold").all_inner_texts()
     assert any("body" in text for text in folded)
     page.locator(".f-row.fold .nm", has_text="body").click()
-    assert any("×3" in text for text in page.locator(".f-row.fold").all_inner_texts())
+    assert any(f"{TIMES}3" in text for text in page.locator(".f-row.fold").all_inner_texts())
 
 
 def test_a_step_inside_a_fold_marks_the_fold_and_opens_nothing(show, timeline, fuse):
@@ -181,7 +186,7 @@ def test_a_step_inside_a_fold_marks_the_fold_and_opens_nothing(show, timeline, f
         shown.press("ArrowRight")
     assert shown.step() == erase.index
     assert len(shown.rows()) == count
-    assert "−1" in shown.page.locator(".f-row.fold").first.inner_text()
+    assert f"{MINUS}1" in shown.page.locator(".f-row.fold").first.inner_text()
 
 
 def test_search_finds_names_targets_opcodes_and_lines_and_goes_on(show, timeline, fuse):
@@ -208,7 +213,7 @@ def test_the_gaps_of_a_pass_can_be_closed(show, timeline, fuse):
     ghosts = [row for row in shown.rows() if "ghost" in row["classes"]]
     assert ghosts
     shown.press("c")
-    assert not [row for row in shown.rows() if "faint" in row["classes"] and row["mark"] == "−"]
+    assert not [row for row in shown.rows() if "faint" in row["classes"] and row["mark"] == MINUS]
     shown.press("c")
     assert len([row for row in shown.rows() if "ghost" in row["classes"]]) == len(ghosts)
 
