@@ -30,6 +30,7 @@ from fxlab.passes.partition import (
     chain,
     create_op_support,
 )
+from fxlab.passes.pipeline import PipelineError, PipelineRun, pipeline_stages, run_pipeline
 from fxlab.passes.profile import Profile, profile
 from fxlab.passes.rewriter import replace_pattern, replace_pattern_with_filters
 from fxlab.passes.roofline import Device, Prediction, calibrate
@@ -45,6 +46,7 @@ from fxlab.passes.split import Partition, split_by_tags, split_module, split_mod
 
 __all__ = [
     "CapabilityBasedPartitioner", "OpSupports", "OperatorSupport", "OperatorSupportBase",
+    "PipelineError", "PipelineRun", "pipeline_stages", "run_pipeline",
     "Partition", "any_chain", "balanced_stages", "chain", "create_op_support", "hoist_async",
     "split_by_tags", "split_module", "split_module_simple",
     "InternalMatch", "Mismatch", "SubgraphMatcher", "explain_mismatch", "replace_pattern",

@@ -1,0 +1,162 @@
+"""A pipeline of processes computes what one process computes, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxlab
+from fxlab import models
+from fxlab.core.errors import RewriteError
+from fxlab.passes.pipeline import PipelineError, pipeline_stages, run_pipeline
+
+
+def _gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _transformer() -> tuple[fxlab.GraphModule, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(models.TransformerBlock(), models.TransformerBlock())
+    tracer = fxlab.Tracer(autowrap_functions=())
+    return fxlab.GraphModule(model, tracer.trace(model)), torch.randn(8, 6, 32)
+
+
+class Fails(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("this stage is broken")
+
+
+class Hangs(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled() or x.device.type == "cpu":
+            time.sleep(1000)
+        return x
+
+
+class Dies(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        os._exit(7)
+
+
+def test_stages_in_a_row_compute_what_the_program_does() -> None:
+    gm, x = _transformer()
+    for count in (1, 2, 3, 5):
+        value = (x,)
+        for stage in pipeline_stages(gm, [x], count):
+            value = stage(*value)
+            value = value if isinstance(value, tuple) else (value,)
+        assert torch.equal(value[0], gm(x))
+
+
+def test_every_parameter_is_in_one_stage_under_its_own_path() -> None:
+    gm, x = _transformer()
+    found: dict[str, nn.Parameter] = {}
+    for stage in pipeline_stages(gm, [x], 2):
+        for name, parameter in stage.named_parameters():
+            assert name not in found
+            found[name] = parameter
+    wanted = dict(gm.named_parameters())
+    assert found.keys() == wanted.keys()
+    assert all(found[name] is wanted[name] for name in wanted)
+
+
+def test_two_processes_are_bit_equal_to_the_same_micro_batches_in_one() -> None:
+    gm, x = _transformer()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            expected = torch.cat([gm(part) for part in x.chunk(4)])
+    finally:
+        torch.set_num_threads(threads)
+    run = run_pipeline(pipeline_stages(gm, [x[:2]], 2), [x], microbatches=4)
+    assert torch.equal(run.output, expected)
+    assert len(set(run.processes)) == 2
+    assert os.getpid() not in run.processes
+    assert all(_gone(pid) for pid in run.processes)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_gradients_and_losses_are_those_of_one_process(schedule: str) -> None:
+    gm, x = _transformer()
+    target = torch.randn(8, 6, 32)
+    run = run_pipeline(
+        pipeline_stages(gm, [x[:2]], 2), [x], target=target, loss=F.mse_loss, microbatches=4,
+        schedule=schedule,
+    )  # fmt: skip
+    loss = F.mse_loss(gm(x), target)
+    loss.backward()
+    torch.testing.assert_close(torch.stack(run.losses).mean(), loss.detach())
+    wanted = {name: p.grad for name, p in gm.named_parameters()}
+    assert run.gradients.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(run.gradients[name], gradient, rtol=1e-4, atol=1e-6)
+    assert all(_gone(pid) for pid in run.processes)
+    kinds = [(e.stage, e.kind, e.microbatch) for e in run.events]
+    assert sorted(kinds) == sorted(
+        (stage, kind, part)
+        for stage in (0, 1)
+        for kind in ("forward", "backward")
+        for part in range(4)
+    )
+    order = [kind for stage, kind, _ in kinds if stage == 1]
+    by_turns = ["forward", "backward"] * 4
+    in_blocks = ["forward"] * 4 + ["backward"] * 4
+    assert order == (by_turns if schedule == "1f1b" else in_blocks)
+
+
+def test_an_error_in_a_stage_ends_the_run_with_its_traceback() -> None:
+    start = time.monotonic()
+    with pytest.raises(PipelineError) as caught:
+        run_pipeline([nn.Linear(4, 4), Fails()], [torch.ones(4, 4)], microbatches=2, time_limit=60)
+    assert "stage 1" in str(caught.value)
+    assert "ArithmeticError: this stage is broken" in str(caught.value)
+    assert "test_pipeline.py" in str(caught.value)
+    assert time.monotonic() - start < 60
+
+
+def test_a_process_that_dies_ends_the_run_with_its_exit_code() -> None:
+    with pytest.raises(PipelineError, match=r"stage 0[\s\S]*exit code 7"):
+        run_pipeline([Dies(), nn.Linear(4, 4)], [torch.ones(4, 4)], microbatches=2, time_limit=60)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_hangs_is_ended_in_time_and_says_where_it_was() -> None:
+    start = time.monotonic()
+    with pytest.raises(PipelineError) as caught:
+        run_pipeline([nn.Linear(4, 4), Hangs()], [torch.ones(4, 4)], microbatches=2, time_limit=40)
+    assert time.monotonic() - start < 40
+    text = str(caught.value)
+    assert "not done in time" in text
+    assert "in forward" in text
+    assert "test_pipeline.py" in text
+    assert multiprocessing.active_children() == []
+
+
+def test_values_that_are_no_tensors_cannot_cross_a_cut() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        n = x.size(0)
+        y = torch.matmul(x, x)
+        return torch.matmul(y, y) * n
+
+    with pytest.raises(RewriteError, match="no tensor but a int"):
+        pipeline_stages(fxlab.symbolic_trace(program), [torch.ones(64, 64)], 2)
+
+
+def test_batches_and_schedules_that_do_not_fit_are_refused_before_any_process_starts() -> None:
+    stages = [nn.Linear(4, 4)]
+    with pytest.raises(PipelineError, match="batch of 4 cannot be cut into 3"):
+        run_pipeline(stages, [torch.ones(4, 4)], microbatches=3)
+    with pytest.raises(PipelineError, match="no schedule"):
+        run_pipeline(stages, [torch.ones(4, 4)], schedule="zigzag")
