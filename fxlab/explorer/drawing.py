@@ -70,7 +70,7 @@ class Story:
         self.data = data
         self.steps: list[dict[str, Any]] = data["steps"]
         self.history: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-        self.orders: dict[int, list[list[list[float]]]] = {}
+        self.orders: dict[int, list[list[list[Any]]]] = {}
         names = ("letter", "name", "line", "target", "ins", "shape")
         for row, *values in data["rows"]:
             self.history[row] = [(0, dict(zip(names, values[:6], strict=True)))]
@@ -96,7 +96,7 @@ class Story:
         """Index of the pass that a step belongs to; the start belongs to the first."""
         return self.steps[max(index, 1) - 1]["s"] if self.steps else 0
 
-    def slots(self, span: int, program: int) -> list[list[float]]:
+    def slots(self, span: int, program: int) -> list[list[Any]]:
         """The lines of a pass, `[row, born, died]` each, in an order no step of it changes."""
         done = self.orders.setdefault(program, [])
         while len(done) <= span:
@@ -107,7 +107,7 @@ class Story:
             start = self.data["programs"][program]["rows"] if self.data["programs"] else []
             if done:
                 start = [int(row) for row, _, died in done[-1] if died == float("inf")]
-            slots: list[list[float]] = [[row, -1, float("inf")] for row in start]
+            slots: list[list[Any]] = [[row, -1, float("inf")] for row in start]
             following: dict[int, int] = {-1: 0, **{k: k + 1 for k in range(len(slots))}}
             where = {int(slot[0]): k for k, slot in enumerate(slots)}
             end = following[len(slots) - 1] = -2  # -2 ends the list
@@ -133,7 +133,7 @@ class Story:
             done.append(order)
         return done[span]
 
-    def result_slots(self, index: int) -> list[list[float]]:
+    def result_slots(self, index: int) -> list[list[Any]]:
         """Both programs of a pass that returned another one; rows that are paired come once."""
         step = self.steps[index - 1]
         pairs: dict[int, int] = dict(map(tuple, step["pairs"]))
@@ -150,7 +150,7 @@ class Story:
             fresh.append((row, True))
             fresh += [(inner, False) for inner in (live(parts[row]) if row in parts else ())]
         kept = {pairs[row] for row, _ in fresh if row in pairs}
-        out: list[list[float]] = []
+        out: list[list[Any]] = []
         k = 0
         for row, own in fresh:
             until = place.get(pairs.get(row, -1), k)
