@@ -70,7 +70,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "factories of Proxies",
-        "`torch.zeros(x.shape[0])` and `torch.arange(x.size(0))` are TypeErrors",
+        "`torch.zeros(x.shape[0], 4)` and `torch.tensor(x.size(0))` are TypeErrors",
         "recorded as `call_function`",
         "the size is a value of the program",
     ),
@@ -128,12 +128,6 @@ DIFFERENCES: tuple[Difference, ...] = (
         "an OrderedDict becomes a dict",
         "the same type comes back, or a clear error",
         "callers rely on the type",
-    ),
-    Difference(
-        "print_readable",
-        "prints; the returned text needs `print_output=False`",
-        "returns the text, and prints it only when asked to",
-        "a notebook shows what a call returns",
     ),
     Difference(
         "place of a replacement",
