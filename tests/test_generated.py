@@ -156,9 +156,8 @@ def modules(draw: Any, depth: int = 2) -> tuple[nn.Module, str]:
         tensors = [n for n in names if n.startswith("v") and n[1:].isdigit()]
         body += f"return {tensors[-1] if tensors else 'x'}"
     source = "def forward(self, x, y, scale=2.0):\n    " + body.replace("\n", "\n    ")
-    namespace = {"torch": torch, "F": F, "operator": operator, "helper": helper, "Pair": Pair,
-                 "leaf": globals()["leaf"]}  # fmt: skip
-    exec(source, globals() | namespace, namespace)
+    namespace: dict[str, Any] = {}
+    exec(source, globals(), namespace)
     kind = type("Generated", (Base,), {"forward": namespace["forward"]})
     return kind([child for child, _ in inner]), "\n".join([source, *(text for _, text in inner)])
 
