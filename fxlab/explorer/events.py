@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch.nn import parameter as torch_parameter
 
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
 
@@ -98,6 +99,25 @@ def born_of(node: Any) -> tuple[Any, ...]:
         return (*born_now(node), known_value(node))
     fields = (node.name, node.op, node.target, node.args, node.kwargs, node.type)
     return (node, *fields, known_value(node))
+
+
+def snapshot(graph: Any) -> list[tuple[Any, ...]]:
+    """`born_of` for every node of a graph, in order; in one go, since recordings begin with it."""
+    if not isinstance(graph, Graph):
+        return [born_of(node) for node in graph.nodes]
+    return [
+        (
+            n,
+            n._name,
+            n._op,
+            n._target,
+            n._args,
+            n._kwargs,
+            n._type,
+            known_value(n) if n.meta else None,
+        )
+        for n in graph.nodes
+    ]
 
 
 def known_value(node: Any) -> Any:

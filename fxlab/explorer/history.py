@@ -17,7 +17,9 @@ from fxlab.explorer.ancestry import ancestor_ids, ancestors_of, module_stack, no
 from fxlab.explorer.edits import EditWriter
 from fxlab.explorer.encode import Places, scrubbed
 from fxlab.explorer.events import Event, Span, Watched
-from fxlab.explorer.record import Recorder, run_pass
+from fxlab.explorer.record import Recorder
+from fxlab.explorer.run import record_run, run_pass
+from fxlab.explorer.sentences import plural
 from fxlab.explorer.timeline import Edit, PassSpan, Place, Program, Row, Step, Timeline
 
 if TYPE_CHECKING:
@@ -79,8 +81,6 @@ class RecordedTimeline(Timeline):
 
     def execute(self, *inputs: Any) -> Any:
         """Run the program as it is now, one step per executed node; return what it returns."""
-        from fxlab.explorer.run import record_run
-
         return record_run(self.recorder, self.recorder.current, inputs)
 
     def bisect(self, check: Callable[[Any], Any]) -> Bisection:
@@ -337,7 +337,8 @@ class Writer(EditWriter):
         if span.kept:
             return f"{span.name} changed nothing: {span.kept[0]}"
         if not unread:
-            return f"{span.name} changed nothing: all {plural(before, 'node')} are read"
+            read = f"all {before:,} nodes are read" if before != 1 else "its one node is needed"
+            return f"{span.name} changed nothing: {read}"
         named = sentences.named([self.names[row] for row in unread])
         return f"{span.name} changed nothing: {named} kept, though nothing reads them"
 
@@ -427,8 +428,3 @@ def submodule(root: Any, path: str) -> Any:
     for atom in path.split("."):
         root = getattr(root, "_modules", {}).get(atom)
     return root
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 node`, `12 nodes`."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -10,7 +10,6 @@ graph and state are put back as they were.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from torch.nn.modules import module as torch_module
 
 from fxlab.core import graph as core_graph
 from fxlab.core.errors import EditLimitError, RewriteError, call_site
-from fxlab.core.graph import MISSING, Graph, made_by
+from fxlab.core.graph import MISSING, Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.explorer.events import (
     Boundary,
@@ -39,8 +38,10 @@ from fxlab.explorer.events import (
     known_value,
     measured_cost,
     new_event,
+    snapshot,
 )
 from fxlab.explorer.searches import Searches
+from fxlab.explorer.sites import Sites
 from fxlab.explorer.state import State, look_at, module_names, set_state
 
 GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
@@ -82,6 +83,7 @@ class Recorder:
         self.foreign: Any = None
         self.listens_foreign = False
         self.searches = Searches(self)
+        self.sites = Sites()
         self.initial = Boundary(None)
         self.block: tuple[str, str] = ("", "")
         self.orders: list[tuple[dict[str, Any], list[str]]] = []
@@ -121,7 +123,7 @@ class Recorder:
 
     def watch(self, graph: Any, module: Any = None, path: str = "") -> Watched:
         """Note a graph as it is now and listen to it from here on."""
-        first = [born_of(node) for node in graph.nodes]
+        first = snapshot(graph)
         watched = self.watched[graph] = Watched(graph, path, module, first)
         if self.live:
             self._add_listener(graph, self.listener)
@@ -166,6 +168,7 @@ class Recorder:
         for hook in self.torch_hooks:
             hook.remove()
         self.searches.stop()
+        self.sites.forget()
         if self.foreign is not None:
             self.foreign.stop()
             self.listens_foreign = False
@@ -189,7 +192,8 @@ class Recorder:
             born = None
         events = self.events
         maker = core_graph._any_maker and getattr(_makers, "name", None)
-        events.append(new_event((kind, graph, node, before, after, call_site(), born, maker)))
+        where = self.sites.here(sys._getframe(2)) or call_site()
+        events.append(new_event((kind, graph, node, before, after, where, born, maker)))
         if len(events) > self.max_edits or graph._len > self.most or self.ends_at is not None:
             self._enough(graph)
 
@@ -341,17 +345,18 @@ class Recorder:
         same_program = span.result is self.current and span.result.graph is span.start.graph
         span.last = len(self.events)
         self.open = None
+        self.sites.forget()
         graph = span.result.graph
         if graph not in self.watched:
             self.watch(graph, module=span.result)
         self.watched[graph].asked = True
         self.watched[graph].module = span.result
         if isinstance(graph, Graph):
-            span.unmatched = self.searches.explain(span.result)
+            span.unmatched += self.searches.explain(span.result)
         span.report = getattr(span.result, "meta", {}).get("reports", {}).get(span.name)
         span.end = self.boundary(span.result, measure=ok)
-        for node in graph.nodes:
-            for metric, number in node.meta.get("columns", {}).items():
+        for node in [node for node in graph.nodes if "columns" in node.meta]:
+            for metric, number in node.meta["columns"].items():
                 span.columns.setdefault(metric, []).append((node, number))
         if ok:
             span.version = getattr(graph, "version", None)
@@ -375,9 +380,9 @@ class Recorder:
         """What holds of a module now; what it costs too where inputs are known."""
         if gm is None:
             return Boundary(None)
-        nodes = list(gm.graph.nodes)
-        counts = dict(Counter([node.op for node in nodes]))
-        shapes = [(node, value) for node in nodes if (value := known_value(node)) is not None]
+        counts = dict(Counter([node.op for node in gm.graph.nodes]))
+        known = [node for node in gm.graph.nodes if node.meta]
+        shapes = [(node, value) for node in known if (value := known_value(node)) is not None]
         held = {id(one): one for one in look_at(gm)[1].values() if isinstance(one, nn.Parameter)}
         parameters = sum(one.numel() for one in held.values() if not is_lazy(one))
         cost = {"nodes": counts, "parameters": parameters, "flops": None, "bytes": None}
@@ -547,30 +552,3 @@ def title_of(gm: Any) -> str:
     """The name of the class that was captured."""
     original = getattr(gm, "original_type", None)
     return getattr(original, "__name__", None) or type(gm).__name__.removesuffix("Impl")
-
-
-def run_pass(recorder: Recorder, pass_: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run one pass inside a recording and return the module to go on with."""
-    inner = pass_
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    name = getattr(inner, "__name__", None) or type(inner).__name__
-    if recorder.live:
-        return _run_span(recorder, name, inner, pass_, args, kwargs)
-    recorder.listen()
-    try:
-        return _run_span(recorder, name, inner, pass_, args, kwargs)
-    finally:
-        recorder.stop()
-
-
-def _run_span(recorder: Recorder, name: str, inner: Any, pass_: Any, args: Any, kwargs: Any) -> Any:
-    span = recorder.begin(name, function=inner)
-    gm = recorder.current
-    with made_by(name):
-        result = pass_(gm, *args, **kwargs)
-    result = getattr(result, "graph_module", result)
-    if result is None or not hasattr(result, "graph"):
-        result = gm
-    recorder.close(span, result)
-    return result

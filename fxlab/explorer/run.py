@@ -1,20 +1,21 @@
-"""What flows through the program when it runs, and how much of it is alive?
+"""How is a pass, or the program itself, run inside a recording?
 
-A run is a story too: one step per executed node (paper section 6.3, an Interpreter that looks at
-values). Each step holds the value's shape and numbers in short, what was freed behind it, and how
-many bytes were alive then.
+`run_pass` gives a pass its own name in the story. A run is a story too: one step per executed node
+(paper section 6.3, an Interpreter that looks at values). Each step holds the value's shape and
+numbers in short, what was freed behind it, and how many bytes were alive then.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlab.core.graph import Graph, shape_text
+from fxlab.core.graph import Graph, made_by, shape_text
 from fxlab.explorer.events import Event
 from fxlab.explorer.record import Recorder
 from fxlab.explorer.sameness import converted, private_copy
@@ -154,3 +155,35 @@ def statistics(value: Any) -> dict[str, Any]:
         counts = torch.histc(finite, BINS, low, high if high > low else low + 1)
         fields["histogram"] = [int(one) for one in counts]
     return fields
+
+
+def run_pass(recorder: Recorder, pass_: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run one pass inside a recording and return the module to go on with."""
+    inner = pass_
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__name__", None) or type(inner).__name__
+    if recorder.live:
+        return _run_span(recorder, name, inner, pass_, args, kwargs)
+    recorder.listen()
+    try:
+        return _run_span(recorder, name, inner, pass_, args, kwargs)
+    finally:
+        recorder.stop()
+
+
+def _run_span(recorder: Recorder, name: str, inner: Any, pass_: Any, args: Any, kwargs: Any) -> Any:
+    span = recorder.begin(name, function=inner)
+    gm = recorder.current
+    with made_by(name):
+        result = pass_(gm, *args, **kwargs)
+    result = getattr(result, "graph_module", result)
+    if result is None or not hasattr(result, "graph"):
+        if result is not None:
+            span.unmatched.append(
+                f"{name} returned a {type(result).__name__}, which is no GraphModule: what is shown "
+                "is what it did to the module that it was given"
+            )
+        result = gm
+    recorder.close(span, result)
+    return result

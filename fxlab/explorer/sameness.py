@@ -108,8 +108,10 @@ def execute(
         keep: Filled with a copy of each node's value, when given.
         shapes: Filled with the shape text of each node's value, when given.
     """
+    tensors = (*gm.parameters(), *gm.buffers())
+    devices = sorted({one.device.index for one in tensors if one.device.type == "cuda"})
     if keep is None and runs_its_own_way(gm):
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices), torch.no_grad():
             torch.manual_seed(0)
             return gm(*inputs)
     from fxlab.core.interpreter import Interpreter
@@ -128,7 +130,7 @@ def execute(
                 shapes[n] = shape_text(value)
             return value
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices), torch.no_grad():
         return Runner(gm).run(*inputs)
 
 

@@ -367,3 +367,8 @@ def size_text(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{int(count)} bytes"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 node`, `12 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"

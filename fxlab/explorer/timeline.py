@@ -73,6 +73,7 @@ from typing import Any, NamedTuple
 
 from fxlab.core.errors import TimelineError
 from fxlab.explorer.frames import Change, Frame, Replay, Slot, State, slots_of
+from fxlab.explorer.sentences import plural
 
 __all__ = [
     "Change",
@@ -276,11 +277,11 @@ class Timeline:
 
     def __repr__(self) -> str:
         """One line: the title, how many steps, which passes."""
-        names = ", ".join(
-            f"{p.name} {p.last - p.first + 1} steps" if p.changed else f"{p.name} no change"
-            for p in self.passes
-        )
-        return f"<Timeline {self.title!r}: {len(self.steps)} steps; {names or 'no pass'}>"
+        names = []
+        for span in self.passes:
+            steps = plural(span.last - span.first + 1, "step") if span.changed else "no change"
+            names.append(f"{span.name} {steps}")
+        return f"<Timeline {self.title!r}: {plural(len(self.steps), 'step')}; {', '.join(names) or 'no pass'}>"
 
     def program(self, program: str) -> Program:
         """The program with this id.
