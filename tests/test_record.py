@@ -465,8 +465,8 @@ def test_a_pass_may_return_none_a_module_or_a_pass_result_and_finish_overrides()
     with record(gm) as timeline:
         assert timeline.run(lambda gm: None) is gm
         assert timeline.run(lambda gm: fxlab.passes.PassResult(other, True)) is other
-    assert timeline.passes[1].result == "p1"
         assert timeline.run(lambda gm: 3) is other
+    assert timeline.passes[1].result == "p1"
     assert "returned a int, which is no GraphModule" in timeline.passes[2].kept[0]
     with record(gm) as timeline:
         relu_to_gelu(gm)

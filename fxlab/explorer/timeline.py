@@ -281,7 +281,8 @@ class Timeline:
         for span in self.passes:
             steps = plural(span.last - span.first + 1, "step") if span.changed else "no change"
             names.append(f"{span.name} {steps}")
-        return f"<Timeline {self.title!r}: {plural(len(self.steps), 'step')}; {', '.join(names) or 'no pass'}>"
+        told = ", ".join(names) or "no pass"
+        return f"<Timeline {self.title!r}: {plural(len(self.steps), 'step')}; {told}>"
 
     def program(self, program: str) -> Program:
         """The program with this id.
