@@ -294,3 +294,16 @@ def test_a_torch_fx_module_is_taken_too() -> None:
     model, x = KIT["MLP"]
     lowered = lower(torch.fx.symbolic_trace(model), [x], threads=1)
     assert _distance(lowered(x), model(x)) <= 1e-4
+
+
+@backends
+def test_shapes_and_cost_of_a_lowered_program_need_no_data(backend: str) -> None:
+    model, x = KIT["MLP"]
+    gm = fxlab.symbolic_trace(model)
+    for dynamic in (False, True):
+        lowered = lower(gm, [x], backend, threads=1, dynamic_batch=dynamic)
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode() as mode:
+            result = lowered(mode.from_tensor(x))
+        assert (result.shape, result.dtype) == (model(x).shape, model(x).dtype)

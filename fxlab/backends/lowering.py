@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ class Explanation(dict):
 
     Attributes:
         total: number of computing nodes.
-        sources: node name -> the line of the user's file, where known.
+        sources: node name -> ``file:line`` of the user's code, where known.
     """
 
     def __init__(self, reasons: Mapping[str, str], gm: GraphModule) -> None:
@@ -158,7 +159,7 @@ class Explanation(dict):
         nodes = [n for n in gm.graph.nodes if n.op.startswith("call_")]
         self.total = len(nodes)
         self.sources = {
-            node.name: f"{frames[0][0]}:{frames[0][1]}"
+            node.name: f"{Path(frames[0][0]).name}:{frames[0][1]}"
             for node in nodes
             if node.name in reasons and (frames := node.meta.get("source"))
         }

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import tempfile
 import threading
@@ -22,6 +23,7 @@ from typing import Any
 
 import onnx
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from fxlab.backends.onnx import EXTERNAL_DATA_BYTES, numpy_dtype, save_model
@@ -31,6 +33,7 @@ __all__ = ["EngineOptions", "LoweredModule", "available_backends", "check_backen
 
 BACKENDS = ("onnxruntime", "openvino", "tensorrt")
 PRECISIONS = ("f32", "bf16", "f16")
+COPIED_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,19 @@ class _OnnxRuntimeEngine:
         """Tell the engine names and dtypes; an output's shape is None where it may vary."""
         self._types = [(name, _bind_type(dtype)) for name, dtype in inputs]
         self._out = [(name, shape, dtype, _bind_type(dtype)) for name, shape, dtype in outputs]
+        self._names = [name for name, _ in inputs]
+        size = sum(math.prod(s or ()) * d.itemsize for _, s, d in outputs)
+        numpy_knows = all(
+            numpy_dtype(d) is not None
+            for d in (*dict(inputs).values(), *(d for _, _, d in outputs))
+        )
+        # Binding costs more than copying a small result does.
+        self._copies = self.device == "cpu" and numpy_knows and size < COPIED_BYTES
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._copies:
+            feed = {n: t.numpy() for n, t in zip(self._names, tensors, strict=True)}
+            return [torch.from_numpy(value) for value in self.session.run(None, feed)]
         binding = self.session.io_binding()
         device = self.device
         for (name, kind), tensor in zip(self._types, tensors, strict=True):
@@ -228,16 +242,35 @@ class _OpenVinoEngine:
         order = {name: i for i, port in enumerate(self.compiled.inputs) for name in port.names}
         self._order = [order.get(name) for name, _ in inputs]  # OpenVINO drops inputs unread
         self._out = list(outputs)
+        ports = (*self.compiled.inputs, *self.compiled.outputs)
+        # Handing memory over costs more than copying little of it does.
+        self._copies = all(port.partial_shape.is_static for port in ports) and (
+            sum(math.prod(port.shape) * port.element_type.size for port in ports) < COPIED_BYTES
+        )
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        request = getattr(self._local, "request", None)
+        local = self._local
+        request = getattr(local, "request", None)
         if request is None:
-            request = self._local.request = self.compiled.create_infer_request()
+            request = local.request = self.compiled.create_infer_request()
+            if self._copies:
+                local.given = [
+                    i if i is None else request.get_input_tensor(i).data for i in self._order
+                ]
+                local.made = [request.get_output_tensor(i).data for i in range(len(self._out))]
+        if self._copies:
+            for place, value in zip(local.given, tensors, strict=True):
+                if place is not None:
+                    place[...] = value.numpy()
+            request.infer()
+            return [torch.from_numpy(made.copy()) for made in local.made]
+        return self._in_place(request, tensors)
+
+    def _in_place(self, request: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         tensor = self._tensor
         for index, value in zip(self._order, tensors, strict=True):
-            if index is None:
-                continue
-            request.set_input_tensor(index, tensor(value.numpy(), shared_memory=True))
+            if index is not None:
+                request.set_input_tensor(index, tensor(value.numpy(), shared_memory=True))
         results: list[torch.Tensor | None] = []
         for index, (_, shape, dtype) in enumerate(self._out):
             if shape is None:
@@ -377,6 +410,8 @@ class LoweredModule(torch.nn.Module):
         engine = self._engine or self.engine
         if len(args) != len(self._check) or not all(type(a) is torch.Tensor for a in args):
             args = tuple(pytree.tree_leaves(args))
+            if any(isinstance(a, FakeTensor) for a in args):
+                return self._only_shapes(args)
         tensors = []
         for (name, dtype, shape), tensor in zip(self._check, args, strict=True):
             if tensor.dtype is not dtype or (shape is not None and tensor.shape != shape):
@@ -391,6 +426,15 @@ class LoweredModule(torch.nn.Module):
             tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         results = engine(tensors)
         return results[0] if self._single else pytree.tree_unflatten(results, self.out_spec)
+
+    def _only_shapes(self, args: tuple[Any, ...]) -> Any:
+        """What `forward` returns for tensors without data: the shapes that the engine gives."""
+        batch = args[0].shape[0] if args[0].dim() else 1
+        results = [
+            args[0].new_empty([batch if n is None else n for n in port.shape], dtype=port.dtype)
+            for port in self.outputs
+        ]
+        return pytree.tree_unflatten(results, self.out_spec)
 
     def _refuse(self, name: str, tensor: torch.Tensor) -> None:
         port = next(port for port in self.inputs if port.name == name)
