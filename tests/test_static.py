@@ -145,7 +145,7 @@ def test_the_static_copy_has_a_picture_and_a_table_for_each_pass(timeline, data)
 
 def test_what_the_static_copy_leaves_out_is_counted_and_says_where_it_is(resnet_data):
     html = static_html(resnet_data)
-    shown = html.count(f"<td>{resnet_data['passes'][0]['name']}:")
+    shown = html.count(f">{resnet_data['passes'][0]['name']}:")
     (more,) = re.findall(r"<p>(\d+) more steps", html)
     assert shown + int(more) == len(resnet_data["steps"])
     assert "to_html" in html

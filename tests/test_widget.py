@@ -108,6 +108,21 @@ def test_display_publishes_the_widget_and_then_a_closed_static_copy(explorer):
     assert second.data["text/html"].startswith("<details class")
 
 
+def test_a_page_made_by_nbconvert_keeps_the_static_copy(explorer):
+    from nbconvert import HTMLExporter
+    from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+    data, _ = explorer._repr_mimebundle_()
+    widget = {WIDGET_TYPE: data[WIDGET_TYPE], "text/plain": data["text/plain"]}
+    static = {"text/html": data["text/html"], "text/plain": "static copy"}
+    outputs = [new_output("display_data", data=one) for one in (widget, static)]
+    page, _ = HTMLExporter().from_notebook_node(
+        new_notebook(cells=[new_code_cell("explorer", outputs=outputs)])
+    )
+    assert 'src="data:image/svg+xml;base64,' in page
+    assert "<b>fuse_conv_bn</b>" in page
+
+
 def test_the_front_end_gets_a_picture_or_the_reason_why_not(explorer, monkeypatch):
     sent = []
     monkeypatch.setattr(explorer, "send", lambda message: sent.append(message))

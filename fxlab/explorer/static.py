@@ -15,7 +15,7 @@ from fxlab.explorer.drawing import LEGEND, Story, elide, still_svg
 
 LIMIT = 24_000
 """Bytes of a static copy, so that twenty of them leave a notebook small."""
-CELL = "padding:1px 8px;text-align:left;vertical-align:top"
+LEFT = 'style="text-align:left"'  # notebooks align cells to the right
 EXPORT = 'timeline.to_html("story.html")'
 
 
@@ -134,8 +134,9 @@ def _table(data: dict[str, Any], span: dict[str, Any], room: int) -> str:
         step = data["steps"][index - 1]
         wrong = f" <b>not well formed: {_safe(elide(step['wf'], 120))}</b>" if "wf" in step else ""
         row = (
-            f"<tr><td>{_safe(elide(step['c'], 60))}</td><td>{_safe(elide(step['t'], 200))}{wrong}"
-            f"</td><td>{_safe(elide(where(data, step), 60))}</td></tr>"
+            f"<tr><td {LEFT}>{_safe(elide(step['c'], 60))}</td>"
+            f"<td {LEFT}>{_safe(elide(step['t'], 200))}{wrong}</td>"
+            f"<td {LEFT}>{_safe(elide(where(data, step), 60))}</td></tr>"
         )
         used += len(row.encode())
         if used > room:
@@ -146,9 +147,7 @@ def _table(data: dict[str, Any], span: dict[str, Any], room: int) -> str:
         end = f"<p>{count - len(rows)} more steps: {html.escape(EXPORT)} has them all.</p>"
     table = ""
     if rows:
-        heads = "".join(
-            f'<th style="{CELL}">{name}</th>' for name in ("code", "what it does", "where")
-        )
+        heads = "".join(f"<th {LEFT}>{name}</th>" for name in ("code", "what it does", "where"))
         table = f"<table><tr>{heads}</tr>{''.join(rows)}</table>"
     return f"{head}{table}{end}</details>"
 

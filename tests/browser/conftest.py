@@ -235,6 +235,12 @@ class Notebook:
             code,
         )
 
+    def theme(self, name: str) -> None:
+        """Switch the front end's theme."""
+        self._run(
+            "await jupyterapp.commands.execute('apputils:change-theme', argument);", {"theme": name}
+        )
+
     def save_and_stop(self) -> None:
         """Save the notebook, widget state included, and shut its kernel down."""
         self._run(

@@ -1,16 +1,17 @@
 """The explorer in JupyterLab and in Notebook 7: keys, traits, saving, no request to elsewhere."""
 
 import json
+import shutil
 
 import pytest
 from nbformat import read, sign
 
-from tests.browser.conftest import Notebook
+from tests.browser.conftest import ROOT, Notebook
 
 SHOW = """\
 from fxlab import Timeline
 from fxlab.explorer import Explorer
-explorer = Explorer(Timeline.from_json({path!r}))
+explorer = Explorer(Timeline.from_json({path!r}), step=0)
 explorer"""
 
 
@@ -63,10 +64,114 @@ def test_keys_step_the_explorer_and_traits_work_both_ways(server, tab, host, sto
     assert seen == f"{erase.index} {chosen}"
     notebook.execute(f"_ = explorer.goto({timeline.steps[0].code!r})")
     page.wait_for_function("document.querySelector('.f-slider').value === '1'")
+
+    def has(selector: str) -> bool:
+        return page.locator(selector).count() > 0
+
+    page.keyboard.press("End")
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
+    row = page.locator(".f-row.selected .nm")
+    page.locator(".f-row", has_text="stem_bn = ").click()
+    for key, expected in [
+        ("i", "stem_conv"),
+        ("u", "stem_bn"),
+        ("u", "stem_relu"),
+        ("ArrowUp", "stem_bn"),
+    ]:
+        page.keyboard.press(key)
+        assert row.inner_text() == expected, key
+    page.keyboard.press("Enter")
+    assert has(".f-row.fold")
+    page.keyboard.press("Enter")
+    assert not has(".f-row.fold")
+    page.keyboard.press("c")
+    assert "gaps closed" in page.locator(".f-legend").inner_text()
+    page.keyboard.press("c")
+    page.keyboard.press("/")
+    page.keyboard.type("relu")
+    assert "found" in page.locator(".f-found").inner_text()
+    page.keyboard.press("Escape")
+    page.keyboard.press("p")
+    assert has(".fxl.predicting .f-guess button")
+    page.keyboard.press("p")
+    page.keyboard.press("?")
+    assert page.locator(".f-help").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("w")
+    window = page.viewport_size
+    box = page.locator(".fxl.wall").bounding_box()
+    assert (box["x"], box["y"]) == (0, 0)
+    assert (box["width"], box["height"]) == (window["width"], window["height"])
+    page.keyboard.press("Escape")
+    assert not has(".fxl.wall")
+    assert has(".fxl[data-theme=light]")
+    notebook.theme("JupyterLab Dark")
+    page.wait_for_selector(".fxl[data-theme=dark]")
+    notebook.theme("JupyterLab Light")
+    page.wait_for_selector(".fxl[data-theme=light]")
+    page.get_by_role("button", name="the classic box-and-arrow picture").click()
+    page.wait_for_selector(".f-pane img")
+    page.get_by_role("button", name="the classic box-and-arrow picture").click()
+    grid.focus()
     assert page.locator(".fxl").count() == 1
     assert page.evaluate("document.activeElement.classList.contains('f-grid')")
     page.keyboard.press("Escape")
     assert not page.evaluate("document.activeElement.closest('.fxl')")
+    assert tab.outside(*local(server)) == []
+
+
+@pytest.mark.parametrize("host", ["lab", "notebook"])
+def test_the_first_lecture_runs_and_its_explorers_step(server, tab, host):
+    name = f"start-{host}.ipynb"
+    shutil.copy(ROOT / "notebooks" / "00_start.ipynb", server.root / name)
+    notebook = Notebook(tab, server, host, name)
+    notebook.run_all()
+    page = tab.page
+    page.wait_for_selector(".fxl[data-ready]")
+    shown = page.locator(".fxl[data-ready]").first
+    shown.scroll_into_view_if_needed()
+    shown.locator(".f-grid").focus()
+    before = shown.locator(".f-row.live").count()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert shown.locator(".f-row.live").count() == before + 2
+    assert shown.locator(".f-row.plus.strong").count() == 1
+    assert tab.outside(*local(server)) == []
+
+
+def test_the_playground_runs_an_edited_pass_and_compares_both_histories(server, tab):
+    cell = """\
+import torch, fxlab
+def swap(gm):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            node.target = torch.tanh
+
+def forward(x):
+    return torch.relu(x) + 1
+
+playground = fxlab.Playground({"forward": forward}, passes=[swap])
+playground"""
+    name = server.write("playground.ipynb", [cell])
+    notebook = Notebook(tab, server, "lab", name)
+    notebook.run_all()
+    page = tab.page
+    page.wait_for_selector(".fxl[data-ready]")
+    page.get_by_text("source of swap").click()
+    text = page.locator("textarea:not([disabled])")
+    text.fill(text.input_value().replace("torch.tanh", "torch.sigmoid"))
+    text.blur()
+    page.get_by_role("button", name="run edited").click()
+    said = page.locator("textarea[disabled]")
+    page.wait_for_function(
+        "[...document.querySelectorAll('textarea[disabled]')].some((t) => /sigmoid/.test(t.value))"
+    )
+    assert "tanh" in said.input_value()
+    page.wait_for_selector(".fxl[data-ready]")
+    page.locator(".f-grid").focus()
+    page.keyboard.press("End")
+    assert "sigmoid" in page.locator(".f-sentence").inner_text()
     assert tab.outside(*local(server)) == []
 
 
