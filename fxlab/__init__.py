@@ -35,7 +35,7 @@ import importlib
 from typing import Any
 
 from . import passes
-from .core.aliases import install as _install_aliases
+from .aliases import install as _install_aliases
 from .core.codegen import CodeGen
 from .core.errors import (
     CodegenError,

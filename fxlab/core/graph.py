@@ -9,18 +9,24 @@ if somebody watches, tells what it did; that is all that lazy recompilation and 
 from __future__ import annotations
 
 import builtins
+import copy as copying
+import inspect
 import keyword
 import re
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .errors import LintError, RewriteError
-from .node import Argument, Node, Target, _format_arg, add_ancestors, map_arg, target_text
+from .node import (
+    Args, Argument, Kwargs, Node, Target, _format_arg, add_ancestors, lookup, map_arg, target_text,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from .codegen import PythonCode
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 Listener = Callable[[str, "Graph", Any, Any, Any], None]
 graph_created_hooks: list[Callable[[Graph], None]] = []
 """Called with every new Graph of the process; a hook that serves one thread asks for itself."""
+
 
 class _Missing:
     """What stands for "nothing was there" in the events of a GraphModule's state."""
@@ -40,23 +47,21 @@ class _Missing:
 MISSING: Any = _Missing()
 _illegal_names = frozenset((*keyword.kwlist, *dir(builtins)))
 _illegal_chars = re.compile(r"[^0-9a-zA-Z_]+")
+_builtin = vars(builtins).get
 _snake = re.compile(r"(?<=[a-z])([A-Z])")
-_makers = threading.local()
-_any_maker = 0
+_makers = type("_Makers", (threading.local,), {"name": None})()
+_EMPTY = inspect.Parameter.empty
+_short_names: dict[str, str] = {}
 
 
 @contextmanager
 def made_by(name: str) -> Iterator[None]:
     """Mark the Nodes that this thread creates meanwhile with `meta["made_by"] = name`."""
-    global _any_maker
-    outer = getattr(_makers, "name", None)
-    _makers.name = name
-    _any_maker += 1
+    outer, _makers.name = _makers.name, name
     try:
         yield
     finally:
         _makers.name = outer
-        _any_maker -= 1
 
 
 def _enter_region(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +106,7 @@ class _Namespace:
             base, number = candidate, counts.get(candidate, 0)
         else:
             number = counts.get(base, 0) if candidate in used else int(digits)
-        if candidate in _illegal_names and (obj is None or vars(builtins).get(candidate) is not obj):
+        if candidate in _illegal_names and (obj is None or _builtin(candidate) is not obj):
             number += 1
             candidate = f"{base}_{number}"
         while candidate in used:
@@ -132,19 +137,12 @@ class _node_list:  # noqa: N801 - torch.fx's name
         return self.graph._len
 
     def __iter__(self) -> Iterator[Node]:
-        root = self.graph._root
-        if self.direction == "_next":
-            node = root._next
-            while node is not root:
-                if not node._erased:
-                    yield node
-                node = node._next
-        else:
-            node = root._prev
-            while node is not root:
-                if not node._erased:
-                    yield node
-                node = node._prev
+        root, step = self.graph._root, attrgetter(self.direction)
+        node = step(root)
+        while node is not root:
+            if not node._erased:
+                yield node
+            node = step(node)
 
     def __reversed__(self) -> _node_list:
         return _node_list(self.graph, "_prev" if self.direction == "_next" else "_next")
@@ -187,13 +185,12 @@ class Graph:
         %neg : [num_users=1] = call_method[target=neg](args = (%relu,), kwargs = {})
         return neg
 
-    `version` counts edits; `owning_module` is the GraphModule that uses it. Several GraphModules may share one Graph.
+    `version` counts edits; `owning_module` is the GraphModule that uses it. Several GraphModules
+    may share one Graph.
     """
 
-    def __init__(
-        self, owning_module: GraphModule | None = None, tracer_cls: type | None = None,
-        tracer_extras: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, owning_module: GraphModule | None = None, tracer_cls: type | None = None,
+                 tracer_extras: dict[str, Any] | None = None) -> None:  # fmt: skip
         from .codegen import CodeGen
 
         self.version = 0
@@ -205,8 +202,7 @@ class Graph:
         self._anchor, self._after = self._root, False
         self._graph_namespace = _Namespace()
         self.owning_module: Any = owning_module
-        self._tracer_cls = tracer_cls
-        self._tracer_extras = tracer_extras
+        self._tracer_cls, self._tracer_extras = tracer_cls, tracer_extras
         self._codegen: Any = CodeGen()
         self._co_fields: dict[str, Any] = {}
         self._constants: dict[str, Any] = {}
@@ -252,17 +248,14 @@ class Graph:
         self.version += 1
         if self._compiled:
             self._compiled, self._watched = False, bool(self._listeners)
-            for ref in list(self._owners):
-                owner = ref()
+            for owner in [ref() for ref in self._owners]:
                 if owner is not None:
                     owner._code_is_stale()
 
     # -- edit primitives ----------------------------------------------------------------------
 
-    def create_node(
-        self, op: str, target: Target, args: tuple[Argument, ...] | None = None, kwargs: dict[str,
-        Argument] | None = None, name: str | None = None, type_expr: Any = None,
-    ) -> Node:  # fmt: skip
+    def create_node(self, op: str, target: Target, args: Args | None = None, kwargs: Kwargs | None
+                    = None, name: str | None = None, type_expr: Any = None) -> Node:  # fmt: skip
         """Add a Node at the insertion point (the end unless `inserting_before/after` is active).
 
         Args:
@@ -275,15 +268,12 @@ class Graph:
         if not isinstance(args or (), tuple) or not isinstance(kwargs or {}, dict):
             raise RewriteError(
                 f"args of a node must be a tuple and kwargs a dict, got {type(args).__name__} and "
-                f"{type(kwargs).__name__}", hint="a single argument needs its comma",
+                f"{type(kwargs).__name__}", hint="a single argument needs its comma: (x,)",
                 wrong="graph.call_function(torch.relu, (x))",
-                right="graph.call_function(torch.relu, (x,))",
-            )  # fmt: skip
-        candidate = name if name is not None else self._target_to_str(target)
-        node = Node(
-            self, self._graph_namespace.create_name(candidate), op, target, args or (),
-            kwargs or {}, type_expr,
-        )  # fmt: skip
+                right="graph.call_function(torch.relu, (x,))")  # fmt: skip
+        name = name if name is not None else self._target_to_str(target)
+        name = self._graph_namespace.create_name(name)
+        node = Node(self, name, op, target, args or (), kwargs or {}, type_expr)
         anchor = self._anchor
         if self._after:
             while anchor._erased:
@@ -294,7 +284,7 @@ class Graph:
                 anchor = anchor._next
             prev = anchor._prev
         self._link(node, prev)
-        if _any_maker and getattr(_makers, "name", None) is not None:
+        if _makers.name is not None:
             node.meta["made_by"] = _makers.name
         self.version += 1
         if self._watched:
@@ -321,21 +311,17 @@ class Graph:
             RewriteError: it still has users, belongs to another Graph, or was erased before.
         """
         if to_erase.graph is not self:
-            raise RewriteError(
-                "tried to erase a node of another graph", node=to_erase,
-                hint="call erase_node on node.graph",
-            )  # fmt: skip
+            raise RewriteError("tried to erase a node of another graph", node=to_erase,
+                               hint="call erase_node on node.graph")  # fmt: skip
         if to_erase.users:
             readers = ", ".join(user._name for user in list(to_erase.users)[:5])
             raise RewriteError(
                 f"tried to erase {to_erase._name}, which {len(to_erase.users)} node(s) still read: "
                 f"{readers}", node=to_erase, expected="a node without users",
-                hint="make its users read something else first",
-                wrong="graph.erase_node(node)",
-                right="node.replace_all_uses_with(new)\ngraph.erase_node(node)",
-            )  # fmt: skip
+                hint="make its users read something else first", wrong="graph.erase_node(node)",
+                right="node.replace_all_uses_with(new)\ngraph.erase_node(node)")  # fmt: skip
         if to_erase._erased:
-            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase)  # fmt: skip
+            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase)
         prev = to_erase._prev
         self._unlink(to_erase)
         to_erase._erased = True
@@ -350,9 +336,8 @@ class Graph:
     def _move(self, node: Node, prev: Node, following: Node) -> None:
         """Put `node` between two neighbours: what `Node.prepend` and `append` do."""
         if node.graph is not self or node._erased or prev.graph is not self:
-            raise RewriteError(
-                "tried to move a node into a graph that it does not belong to", node=node, hint="copy it with graph.node_copy(node, ...)",
-            )  # fmt: skip
+            raise RewriteError("tried to move a node into a graph that it does not belong to",
+                               node=node, hint="copy it with graph.node_copy")  # fmt: skip
         if node is prev or node is following:
             return
         old = node._prev
@@ -372,15 +357,13 @@ class Graph:
             node._edit_args(before["args"], before["kwargs"])
         elif kind == "move":
             self._move(node, before["prev"], before["prev"]._next)
-        elif kind == "args":
-            node._edit_args(before["args"], before["kwargs"])
-        elif kind == "reroute":
-            for user, args, kwargs in before["users"]:
+        elif kind in ("args", "reroute"):
+            for user, args, kwargs in before.get("users") or [(node, *before.values())]:
                 user._edit_args(args, kwargs)
-        elif kind in ("target", "type", "rename"):
-            node._edit_field(kind, before)
         elif kind in ("module", "attr"):
             before["module"]._restore_state(before["path"], before["value"])
+        else:
+            node._edit_field(kind, **before)
 
     # -- creators -------------------------------------------------------------------------------
 
@@ -394,25 +377,20 @@ class Graph:
         self._warn_missing(qualified_name, "get_attr")
         return self.create_node("get_attr", qualified_name, type_expr=type_expr)
 
-    def call_module(
-        self, module_name: str, args: tuple[Argument, ...] | None = None, kwargs: dict[str,
-        Argument] | None = None, type_expr: Any = None,
-    ) -> Node:  # fmt: skip
+    def call_module(self, module_name: str, args: Args | None = None, kwargs: Kwargs | None = None,
+                    type_expr: Any = None) -> Node:  # fmt: skip
         """Add a call of the sub-module at the dotted path `module_name`."""
         self._warn_missing(module_name, "call_module")
         return self.create_node("call_module", module_name, args, kwargs, type_expr=type_expr)
 
-    def call_method(
-        self, method_name: str, args: tuple[Argument, ...] | None = None, kwargs: dict[str,
-        Argument] | None = None, type_expr: Any = None,
-    ) -> Node:  # fmt: skip
+    def call_method(self, method_name: str, args: Args | None = None, kwargs: Kwargs | None = None,
+                    type_expr: Any = None) -> Node:  # fmt: skip
         """Add a call of `args[0].method_name(...)`."""
         return self.create_node("call_method", method_name, args, kwargs, type_expr=type_expr)
 
     def call_function(
-        self, the_function: Callable[..., Any], args: tuple[Argument, ...] | None = None, kwargs:
-        dict[str, Argument] | None = None, type_expr: Any = None, name: str | None = None,
-    ) -> Node:  # fmt: skip
+        self, the_function: Callable[..., Any], args: Args | None = None, kwargs: Kwargs | None =
+        None, type_expr: Any = None, name: str | None = None) -> Node:  # fmt: skip
         """Add a call of a free function."""
         return self.create_node("call_function", the_function, args, kwargs, name, type_expr)
 
@@ -420,9 +398,8 @@ class Graph:
         """Add the return statement; `result` may be a nested structure of Nodes."""
         return self.create_node("output", "output", (result,), type_expr=type_expr)
 
-    def node_copy(
-        self, node: Node, arg_transform: Callable[[Node], Argument] = lambda x: x
-    ) -> Node:
+    def node_copy(self, node: Node,
+                  arg_transform: Callable[[Node], Argument] = lambda x: x) -> Node:  # fmt: skip
         """Copy a Node of another Graph to the insertion point of this one.
 
         Args:
@@ -431,14 +408,12 @@ class Graph:
         """
         args, kwargs = map_arg(node._args, arg_transform), map_arg(node._kwargs, arg_transform)
         new = self.create_node(node._op, node._target, args, kwargs, node._name, node._type)
-        made = new.meta
-        new.meta = {**node.meta, **made}
+        new.meta = {**node.meta, **new.meta}
         add_ancestors(new, [node])
         return new
 
-    def graph_copy(
-        self, g: Graph, val_map: dict[Node, Node], return_output_node: bool = False
-    ) -> Any:
+    def graph_copy(self, g: Graph, val_map: dict[Node, Node],
+                   return_output_node: bool = False) -> Any:  # fmt: skip
         """Copy all of `g`'s Nodes but its output to the insertion point.
 
         Args:
@@ -453,9 +428,9 @@ class Graph:
             if node in val_map:
                 continue
             if node._op == "output":
-                value = map_arg(node._args[0], lambda n: val_map[n])
+                value = map_arg(node._args[0], val_map.__getitem__)
                 return value if not return_output_node else (value, node)
-            val_map[node] = self.node_copy(node, lambda n: val_map[n])
+            val_map[node] = self.node_copy(node, val_map.__getitem__)
         return None
 
     def inserting_before(self, n: Node | None = None) -> _InsertPoint:
@@ -470,9 +445,7 @@ class Graph:
         if n is None:
             return self._root
         if n.graph is not self:
-            raise RewriteError(
-                "the insertion point is a node of another graph", node=n
-            )
+            raise RewriteError("the insertion point is a node of another graph", node=n)
         return n
 
     # -- looking ----------------------------------------------------------------------------------
@@ -486,10 +459,8 @@ class Graph:
         """Return the output Node, which is the last one."""
         node = self._root._prev
         if node._op != "output":
-            raise LintError(
-                "the graph does not end with an output", node=node,
-                hint="add graph.output(value)",
-            )  # fmt: skip
+            raise LintError("the graph does not end with an output", node=node,
+                            hint="add graph.output(value)")  # fmt: skip
         return node
 
     def find_nodes(self, *, op: str, target: Target | None = None, sort: bool = True) -> list[Node]:
@@ -506,8 +477,7 @@ class Graph:
     @staticmethod
     def _target_to_str(target: Any) -> str:
         name = target if isinstance(target, str) else getattr(target, "__name__", None)
-        if name is None:
-            name = type(target).__name__
+        name = name or type(target).__name__
         short = _short_names.get(name)
         if short is None:
             stem = name[2:-2] if name.startswith("__") and name.endswith("__") else name
@@ -518,15 +488,9 @@ class Graph:
 
     def _warn_missing(self, path: str, what: str) -> None:
         module = self.owning_module
-        if module is None or has_path(module, path):
-            return
-        import warnings
-
-        warnings.warn(
-            f"{what} {path!r} names nothing in {type(module).__name__} yet: add it to the "
-            f"GraphModule (add_submodule, register_buffer or an attribute) before it is run",
-            stacklevel=3,
-        )
+        if module is not None and lookup(module, path, MISSING) is MISSING:
+            warnings.warn(f"{what} {path!r} names nothing in {type(module).__name__} yet: add it "
+                          "(add_submodule, register_buffer, ...) before it is run", stacklevel=3)  # fmt: skip
 
     # -- the whole ----------------------------------------------------------------------------------
 
@@ -540,9 +504,8 @@ class Graph:
 
         lint(self)
 
-    def eliminate_dead_code(
-        self, is_impure_node: Callable[[Node], bool] | None = None, *, like_torch: bool = False
-    ) -> bool:
+    def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] | None = None, *,
+                            like_torch: bool = False) -> bool:  # fmt: skip
         """Erase the Nodes whose value nobody reads and whose erasure nobody could notice.
 
         Args:
@@ -559,12 +522,9 @@ class Graph:
         rule = torch_effect if like_torch else effect
         keep = is_impure_node or (lambda node: rule(node) is not None)
         before = self._len
-        node = self._root._prev
-        while node is not self._root:
-            prev = node._prev
+        for node in reversed(self.nodes):
             if not node.users and node._op not in ("placeholder", "output") and not keep(node):
                 self.erase_node(node)
-            node = prev
         return self._len != before
 
     def process_inputs(self, *args: Any) -> Any:
@@ -618,15 +578,13 @@ class Graph:
 
     def print_tabular(self, print_output: bool = True) -> str:
         """Print the Nodes as a table of opcode, name, target, args, kwargs; return its text."""
-        rows = [("opcode", "name", "target", "args", "kwargs")]
-        rows += [
-            (n._op, n._name, target_text(n._target), _format_plain(n._args),
-             _format_plain(n._kwargs)) for n in self.nodes
-        ]  # fmt: skip
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        rows.insert(1, tuple("-" * w for w in widths))  # type: ignore[arg-type]
-        text = "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-                         for row in rows)  # fmt: skip
+        rows = [["opcode", "name", "target", "args", "kwargs"]]
+        for n in self.nodes:
+            args, kwargs = (_format_arg(a).replace("%", "") for a in (n._args, n._kwargs))
+            rows.append([n._op, n._name, target_text(n._target), args, kwargs])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        rows.insert(1, ["-" * width for width in widths])
+        text = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         if print_output:
             print(text)
         return text
@@ -635,17 +593,14 @@ class Graph:
         """Fill an empty Graph with copies of all Nodes under the same names; the map old -> new."""
         made: dict[Node, Node] = {}
         for node in self.nodes:
-            copy = Node(
-                new, node._name, node._op, node._target, map_arg(node._args, made.__getitem__),
-                map_arg(node._kwargs, made.__getitem__) if node._kwargs else {}, node._type,
-            )  # fmt: skip
+            args, kwargs = (
+                map_arg(a, made.__getitem__) if a else a for a in (node._args, node._kwargs))  # fmt: skip
+            copy = Node(new, node._name, node._op, node._target, args, kwargs, node._type)
             copy.meta = dict(node.meta)
             copy._repr_fn = node._repr_fn
-            if node.__dict__:
-                copy.__dict__.update(node.__dict__)
+            copy.__dict__.update(node.__dict__)
             add_ancestors(copy, [node])
-            made[node] = copy
-            prev = new._root._prev
+            made[node], prev = copy, new._root._prev
             new._link(copy, prev)
             if new._watched:
                 new._changed("create", copy, None, {"prev": prev})
@@ -655,14 +610,12 @@ class Graph:
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Graph:
         """Copy the Graph itself: names, order, types, meta (one level deep), code generator."""
-        import copy
-
         memo = {} if memo is None else memo
         new = Graph(tracer_cls=self._tracer_cls, tracer_extras=self._tracer_extras)
         memo[id(self)] = new
         for old, node in self._copy_into(new).items():
             memo[id(old)] = node
-        new._codegen = copy.deepcopy(self._codegen, memo)
+        new._codegen = copying.deepcopy(self._codegen, memo)
         new._co_fields, new._constants = dict(self._co_fields), dict(self._constants)
         new._trace_warnings = list(self._trace_warnings)
         return new
@@ -674,25 +627,8 @@ class Graph:
         return graph_from_state, (graph_to_state(self),)
 
 
-_short_names: dict[str, str] = {}
-_EMPTY = __import__("inspect").Parameter.empty
-
-
-def _format_plain(arg: Any) -> str:
-    return _format_arg(arg).replace("%", "")
-
-
-def has_path(module: Any, path: str) -> bool:
-    """Say whether a dotted path leads to something in a module."""
-    for part in path.split("."):
-        if not hasattr(module, part):
-            return False
-        module = getattr(module, part)
-    return True
-
-
 def shape_text(value: Any) -> str:
-    """Return dtype and shape of a tensor, a Node's value, or tensor metadata: `f32[8, 3, 224, 224]`.
+    """Return dtype and shape of a tensor, a Node's value, or tensor metadata: `f32[8, 3]`.
 
     Args:
         value: a tensor, a Node whose meta has `tensor_meta` or `val`, a TensorMetadata, or a

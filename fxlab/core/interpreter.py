@@ -18,8 +18,7 @@ from .codegen import last_uses
 from .errors import RewriteError, add_run_note
 from .graph import Graph, _enter_region, _exit_region
 from .graph_module import GraphModule
-from .lint import lookup
-from .node import Argument, Node, Target, add_ancestors, map_aggregate, map_arg
+from .node import Argument, Node, Target, add_ancestors, lookup, map_aggregate, map_arg
 from .proxy import Proxy
 from .tracer import Tracer
 

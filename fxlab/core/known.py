@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from .lint import lookup
-from .node import Node, map_arg
+from .node import Node, lookup, map_arg
 from .proxy import _SHAPE_NAMES, _UNKNOWN
 
 _RANK = {"static": 0, "value": 1, "example": 2}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import LintError
-from .node import OPCODES, Node, _freeze
+from .node import OPCODES, Node, _freeze, lookup
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -148,20 +148,6 @@ def _target(node: Node, module: Any, known: dict[str, Any]) -> tuple[str, str] |
     if node._op == "call_module" and not isinstance(value, torch.nn.Module):
         return f"call_module {path!r} is no module but {type(value).__name__}", "use get_attr"
     return None
-
-
-def lookup(module: Any, path: str) -> Any:
-    """Return what a dotted path leads to.
-
-    Raises:
-        AttributeError: naming the part that is missing.
-    """
-    for part in path.split("."):
-        try:
-            module = getattr(module, part)
-        except AttributeError:
-            raise AttributeError(f"{type(module).__name__} has no {part!r}") from None
-    return module
 
 
 from .graph import _enter_region, _exit_region  # noqa: E402 - graph imports lint lazily

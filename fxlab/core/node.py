@@ -12,9 +12,9 @@ import builtins
 import functools
 import inspect
 import itertools
+import operator
 import types
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 Argument = Any
-"""Node, number, text, None, ..., dtype, device, any object, or tuple, list, dict, slice of those."""
+"""Node, number, text, None, dtype, device, any object, or tuple, list, dict, slice of those."""
+Args = tuple[Argument, ...]
+Kwargs = dict[str, Argument]
 Target = Callable[..., Any] | str
 base_types = (str, int, float, bool, complex, torch.dtype, torch.Tensor, torch.device,
               torch.memory_format, torch.layout)  # fmt: skip
@@ -44,115 +46,111 @@ _HOW_TO_CHANGE = """{what} of a Node cannot be changed in place: users would go 
       node.args = (new, *node.args[1:])"""
 
 
-def _no_change(what: str, field: str) -> Callable[..., NoReturn]:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(_HOW_TO_CHANGE.format(what=what, field=field))
-
-    return refuse
-
-
-class immutable_list(list):  # noqa: N801 - torch.fx's name
+class immutable_list(list):  # torch.fx's name
     """A list inside a Node's arguments; every method that would change it says how to do it."""
 
-    __hash__ = lambda self: hash(tuple(self))  # type: ignore[assignment]  # noqa: E731
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return immutable_list, (list(self),)
 
 
-class immutable_dict(dict):  # noqa: N801 - torch.fx's name
+class immutable_dict(dict):  # torch.fx's name
     """A dict inside a Node's arguments; every method that would change it says how to do it."""
 
-    __hash__ = lambda self: hash(frozenset(self.items()))  # type: ignore[assignment]  # noqa: E731
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return immutable_dict, (dict(self),)
 
 
-for _name in ("__delitem__ __iadd__ __imul__ __setitem__ append clear extend insert pop remove "
-              "reverse sort").split():  # fmt: skip
-    setattr(immutable_list, _name, _no_change("A list in the arguments", "args"))
-for _name in "__delitem__ __setitem__ __ior__ clear pop popitem setdefault update".split():
-    setattr(immutable_dict, _name, _no_change("A dict in the arguments", "kwargs"))
+def _make_immutable(kind: type, base: type, what: str, field: str, methods: str) -> None:
+    """Refuse the methods that change a container, and make it known to pytree."""
 
-for _kind, _rebuild in ((immutable_list, list), (immutable_dict, dict)):
-    _base = pytree.SUPPORTED_NODES[_rebuild]
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(_HOW_TO_CHANGE.format(what=what, field=field))
+
+    for name in methods.split():
+        setattr(kind, name, refuse)
+    plain = pytree.SUPPORTED_NODES[base]
     pytree.register_pytree_node(
-        _kind,
-        _base.flatten_fn,
-        lambda values, context, kind=_kind, base=_base: kind(base.unflatten_fn(values, context)),
-        serialized_type_name=f"fxlab.{_kind.__name__}",
-        flatten_with_keys_fn=_base.flatten_with_keys_fn,
-    )
+        kind, plain.flatten_fn, lambda values, context: kind(plain.unflatten_fn(values, context)),
+        serialized_type_name=f"fxlab.{kind.__name__}",
+        flatten_with_keys_fn=plain.flatten_with_keys_fn)  # fmt: skip
 
-_LEAVES = frozenset((int, float, bool, str, complex, type(None), type(...), torch.dtype,
-                     torch.device, torch.memory_format, torch.layout, torch.Tensor,
-                     torch.nn.Parameter, types.FunctionType, types.BuiltinFunctionType))  # fmt: skip
-_DEEP = 40
-_PENDING = object()
+
+_make_immutable(immutable_list, list, "A list in the arguments", "args", "__delitem__ __setitem__ "
+                "__iadd__ __imul__ append clear extend insert pop remove reverse sort")  # fmt: skip
+_make_immutable(immutable_dict, dict, "A dict in the arguments", "kwargs", "__delitem__ "
+                "__setitem__ __ior__ clear pop popitem setdefault update")  # fmt: skip
+_NO_KWARGS = immutable_dict()
+_LEAVES: set[type] = {  # types without parts, asked first because they are nearly all there is
+    int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device,
+    torch.memory_format, torch.layout, torch.Tensor, torch.nn.Parameter, types.FunctionType,
+    types.BuiltinFunctionType}  # fmt: skip
 
 
 def _children(a: Any) -> list[Any] | None:
     """Return the parts of an aggregate, or None when `a` is a leaf."""
     if isinstance(a, (tuple, list)):
-        return None if isinstance(a, torch.Size) and not _has_node(a) else list(a)
+        return list(a)
     if isinstance(a, dict):
         return list(a.values())
-    if isinstance(a, slice):
-        return [a.start, a.stop, a.step]
-    return None
+    return [a.start, a.stop, a.step] if isinstance(a, slice) else None
 
 
-def _has_node(a: Any) -> bool:
-    return any(isinstance(x, Node) for x in a)
+def leaves(*values: Any) -> Iterator[Any]:
+    """Yield every leaf of nested tuples, lists, dicts and slices, in order."""
+    stack = list(reversed(values))
+    while stack:
+        a = stack.pop()
+        parts = None if type(a) in _LEAVES else _children(a)
+        if parts is None:
+            yield a
+        else:
+            stack.extend(reversed(parts))
 
 
-def _rebuilt(a: Any, parts: list[Any]) -> Any:
-    """Return an aggregate like `a` with other parts; lists and dicts become immutable."""
-    if isinstance(a, list):
-        return immutable_list(parts)
+def holds_node(*values: Any) -> bool:
+    """Say whether a Node stands anywhere inside some arguments, however deep."""
+    return any(isinstance(leaf, Node) for leaf in leaves(*values))
+
+
+def _rebuilt(a: Any, parts: list[Any], list_type: type, dict_type: type) -> Any:
+    """Return an aggregate like `a` of other parts; an unchanged constant is kept as it is."""
+    kind = type(a)
+    if kind is tuple:
+        return tuple(parts)
+    common = kind in (list, dict, immutable_list, immutable_dict)
+    if not common and all(map(operator.is_, parts, _children(a) or ())) and not holds_node(a):
+        return a
     if isinstance(a, tuple):
-        return type(a)(*parts) if hasattr(a, "_fields") else tuple(parts)
+        return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)
     if isinstance(a, slice):
         return slice(*parts)
-    return immutable_dict(zip(a, parts, strict=True))
+    return list_type(parts) if isinstance(a, list) else dict_type(zip(a, parts, strict=True))
 
 
-def _map(a: Any, fn: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Apply `fn` to every leaf of `a`; recursive while shallow, with a stack of its own beyond."""
-    kind = type(a)
-    if kind is Node or kind in _LEAVES:
-        return fn(a)
-    parts = _children(a)
-    if parts is None:
-        return fn(a)
-    if depth >= _DEEP:
-        return _map_deep(a, fn)
-    return _rebuilt(a, [_map(part, fn, depth + 1) for part in parts])
-
-
-def _map_deep(a: Any, fn: Callable[[Any], Any]) -> Any:
-    stack: list[tuple[Any, Iterator[Any], list[Any]]] = []
-    value = a
+def _map(a: Any, fn: Callable[[Any], Any], list_type: type = immutable_list,
+         dict_type: type = immutable_dict) -> Any:  # fmt: skip
+    """Apply `fn` to every leaf of `a`, with a stack of its own: arguments may be nested deeply."""
+    stack: list[tuple[Any, Iterator[Any], list[Any]]] = [(None, iter((a,)), [])]
     while True:
-        parts = _children(value)
-        if parts is None:
-            result = fn(value)
-        else:
-            stack.append((value, iter(parts), []))
-            result = _PENDING
-        while stack:
-            whole, rest, done = stack[-1]
-            if result is not _PENDING:
-                done.append(result)
-                result = _PENDING
-            value = next(rest, _PENDING)
-            if value is not _PENDING:
+        whole, rest, done = stack[-1]
+        for value in rest:
+            parts = None if type(value) in _LEAVES else _children(value)
+            if parts is None:
+                done.append(fn(value))
+            else:
+                stack.append((value, iter(parts), []))
                 break
-            result = _rebuilt(whole, done)
-            stack.pop()
         else:
-            return result
+            stack.pop()
+            if not stack:
+                return done[0]
+            stack[-1][2].append(_rebuilt(whole, done, list_type, dict_type))
 
 
 def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
@@ -173,15 +171,14 @@ def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
 
 def _freeze(args: Any, inputs: dict[Node, None]) -> Any:
     """Return arguments with immutable aggregates, and collect the Nodes in them in order."""
-    values = args if type(args) is tuple else args.values() if isinstance(args, dict) else args
-    for a in values:
+    for a in args if type(args) is tuple else args.values():
         kind = type(a)
         if kind is Node:
             inputs[a] = None
         elif kind not in _LEAVES:
             break
     else:
-        return args if type(args) is tuple else immutable_dict(args) if args else _NO_KWARGS
+        return args if type(args) is tuple else immutable_dict(args)
 
     def visit(leaf: Any) -> Any:
         if isinstance(leaf, Node):
@@ -191,12 +188,9 @@ def _freeze(args: Any, inputs: dict[Node, None]) -> Any:
     return _map(args, visit)
 
 
-_NO_KWARGS = immutable_dict()
-
-
-def _slot(name: str, setter: Callable[[Any, Any], None], doc: str) -> property:
+def _slot(name: str, setter: Callable[[Any, Any], None], doc: str) -> Any:
     """Make a property that reads a slot at C speed and writes through an edit primitive."""
-    return property(attrgetter(name), setter, None, doc)
+    return property(operator.attrgetter(name), setter, None, doc)
 
 
 class Node:
@@ -228,10 +222,8 @@ class Node:
     meta: dict[str, Any]
     _input_nodes: tuple[Node, ...] | dict[Node, None]  # a tuple while small, for its size
 
-    def __init__(
-        self, graph: Graph, name: str, op: str, target: Target, args: tuple[Argument, ...], kwargs:
-        dict[str, Argument], return_type: Any = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, graph: Graph, name: str, op: str, target: Target, args: Args,
+                 kwargs: Kwargs, return_type: Any = None) -> None:  # fmt: skip
         """Make a Node that is in no list yet; use `Graph.create_node` and its kin instead."""
         if type(target) is not str:
             if op != "call_function" or not callable(target):
@@ -242,21 +234,16 @@ class Node:
         self._op, self._target = op, target
         self.users, self.meta, self._erased, self._repr_fn = {}, {}, False, None
         self._prev = self._next = self
-        inputs: dict[Node, None] = {}
-        self._args = _freeze(args, inputs)
-        self._kwargs = _freeze(kwargs, inputs) if kwargs else _NO_KWARGS
-        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
-        for node in inputs:
-            node.users[self] = None
+        self._input_nodes = ()
+        self._set_args(args, kwargs)
 
     # -- the edit primitives of a single Node ------------------------------------------------
 
     def _set_args(self, args: Any, kwargs: Any) -> None:
         """Give new arguments and keep the users of old and new inputs right; no event."""
-        old = self._input_nodes
-        inputs: dict[Node, None] = {}
+        old, inputs = self._input_nodes, dict[Node, None]()
         self._args = _freeze(tuple(args), inputs)
-        self._kwargs = _freeze(dict(kwargs), inputs) if kwargs else _NO_KWARGS
+        self._kwargs = _freeze(kwargs, inputs) if kwargs else _NO_KWARGS
         self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
         for node in old:
             if node not in inputs:
@@ -272,8 +259,10 @@ class Node:
             after = {"args": self._args, "kwargs": self._kwargs}
             graph._changed("args", self, before, after)
 
-    def _edit_field(self, kind: str, fields: dict[str, Any]) -> None:
+    def _edit_field(self, kind: str, **fields: Any) -> None:
         """Set one or two of op, target, type, name as one edit."""
+        if fields.get("op", self._op) not in _legal_ops:
+            _refuse_target(self._name, fields["op"], self._target)
         graph = self.graph
         before = {key: getattr(self, "_" + key) for key in fields}
         for key, value in fields.items():
@@ -282,50 +271,36 @@ class Node:
         if graph._watched:
             graph._changed(kind, self, before, fields)
 
-    def _set_args_property(self, args: tuple[Argument, ...]) -> None:
-        self._edit_args(args, self._kwargs)
-
-    def _set_kwargs_property(self, kwargs: dict[str, Argument]) -> None:
-        self._edit_args(self._args, kwargs)
-
-    def _set_op(self, op: str) -> None:
-        if op not in _legal_ops:
-            _refuse_target(self._name, op, self._target)
-        self._edit_field("target", {"op": op, "target": self._target})
-
-    def _set_target(self, target: Target) -> None:
-        self._edit_field("target", {"op": self._op, "target": target})
-
-    def _set_type(self, type_: Any) -> None:
-        self._edit_field("type", {"type": type_})
-
     def _set_name(self, name: str) -> None:
         if not isinstance(name, str):
             raise RewriteError(f"a name must be text, got {name!r}", node=self)
-        for hook in getattr(self.graph.owning_module, "_replace_hooks", ()):
-            for user in self.users:
-                hook(old=self, new=name, user=user)
+        for user in self.users:
+            self._tell_hooks(name, user)
         self.graph._graph_namespace._used_names.add(name)
-        self._edit_field("rename", {"name": name})
+        self._edit_field("rename", name=name)
 
-    args = _slot("_args", _set_args_property, "Positional arguments; assign a whole new tuple.")
-    kwargs = _slot("_kwargs", _set_kwargs_property, "Keyword arguments; assign a whole new dict.")
-    op = _slot("_op", _set_op, "The opcode.")
-    target = _slot("_target", _set_target, "What is called or read; see the class.")
-    type = _slot("_type", _set_type, "The annotation of the value in generated code, or None.")
-    name = _slot("_name", _set_name, "The value's name, unique in its graph.")
+    def _tell_hooks(self, new: str, user: Node) -> None:
+        """Call torch.fx's replace hooks: `user` is about to read `new` instead of this Node."""
+        for hook in getattr(self.graph.owning_module, "_replace_hooks", ()):
+            hook(old=self, new=new, user=user)
+
+    args: Args = _slot("_args", lambda self, args: self._edit_args(args, self._kwargs),
+                       "Positional arguments; assign a whole new tuple.")  # fmt: skip
+    kwargs: Kwargs = _slot("_kwargs", lambda self, kwargs: self._edit_args(self._args, kwargs),
+                           "Keyword arguments; assign a whole new dict.")  # fmt: skip
+    op: str = _slot("_op", lambda self, op: self._edit_field("target", op=op, target=self._target),
+                    "The opcode.")  # fmt: skip
+    target: Target = _slot(
+        "_target", lambda self, target: self._edit_field("target", op=self._op, target=target),
+        "What is called or read; see the class.")  # fmt: skip
+    type: Any = _slot("_type", lambda self, kind: self._edit_field("type", type=kind),
+                      "The annotation of the value in generated code, or None.")  # fmt: skip
+    name: str = _slot("_name", _set_name, "The value's name, unique in its graph.")
 
     # -- torch.fx's conveniences, all built on the primitives above -----------------------------
 
-    @property
-    def next(self) -> Node:
-        """The following Node of the list."""
-        return self._next
-
-    @property
-    def prev(self) -> Node:
-        """The Node before this one in the list."""
-        return self._prev
+    next: Any = property(operator.attrgetter("_next"), doc="The following Node of the list.")
+    prev: Any = property(operator.attrgetter("_prev"), doc="The Node before this one in the list.")
 
     @property
     def all_input_nodes(self) -> list[Node]:
@@ -335,8 +310,7 @@ class Node:
     @property
     def stack_trace(self) -> str | None:
         """The place in the user's source that made this Node, as text; outermost frame first."""
-        kept = self.meta.get("stack_trace")
-        frames = self.meta.get("source")
+        kept, frames = self.meta.get("stack_trace"), self.meta.get("source")
         if kept is not None or not frames:
             return kept
         return "\n".join(f'  File "{f}", line {n}, in {fn}' for f, n, fn in reversed(frames))
@@ -362,10 +336,8 @@ class Node:
     def insert_arg(self, idx: int, arg: Argument) -> None:
         """Insert a positional argument before position `idx`."""
         if not 0 <= idx <= len(self._args):
-            raise RewriteError(
-                f"insert_arg index {idx} is out of range", node=self,
-                expected=f"0 to {len(self._args)}",
-            )  # fmt: skip
+            raise RewriteError(f"insert_arg index {idx} is out of range", node=self,
+                               expected=f"0 to {len(self._args)}")  # fmt: skip
         self._edit_args((*self._args[:idx], arg, *self._args[idx:]), self._kwargs)
 
     def update_kwarg(self, key: str, arg: Argument) -> None:
@@ -374,33 +346,25 @@ class Node:
 
     def replace_input_with(self, old_input: Node, new_input: Node) -> None:
         """Read `new_input` wherever this Node reads `old_input`."""
-        for hook in getattr(self.graph.owning_module, "_replace_hooks", ()):
-            hook(old=old_input, new=new_input.name, user=self)
+        old_input._tell_hooks(new_input._name, self)
         self._edit_args(*self._swapped(old_input, new_input))
 
     def _swapped(self, old: Node, new: Argument) -> tuple[Any, Any]:
         """Return args and kwargs with `new` in the place of `old`."""
-        args, kwargs = self._args, self._kwargs
         if old not in self._input_nodes:
-            return args, kwargs
-
-        def swap(leaf: Any) -> Any:
-            return new if leaf is old else leaf
-
-        if all(type(a) is Node or type(a) in _LEAVES for a in args):
-            args = tuple([new if a is old else a for a in args])
-        else:
-            args = _map(args, swap)
-        return args, _map(kwargs, swap) if kwargs else kwargs
+            return self._args, self._kwargs
+        args = [new if a is old else a if type(a) in _LEAVES else
+                _map(a, lambda leaf: new if leaf is old else leaf) for a in self._args]  # fmt: skip
+        kwargs = self._kwargs
+        return args, _map(kwargs, lambda leaf: new if leaf is old else leaf) if kwargs else kwargs
 
     def replace_all_uses_with(
         self, replace_with: Node, delete_user_cb: Callable[[Node], bool] | None = None, *,
-        propagate_meta: bool = False,
-    ) -> list[Node]:  # fmt: skip
+        propagate_meta: bool = False) -> list[Node]:  # fmt: skip
         """Make every user of this Node read `replace_with` instead: one edit, the reroute.
 
         Args:
-            replace_with: the Node to read from now on; it is told (`meta["from"]`) what it replaces.
+            replace_with: the Node to read from now on; its `meta["from"]` tells what it replaces.
             delete_user_cb: called for each user; a false answer leaves that user alone.
             propagate_meta: copy this Node's meta to `replace_with`, which must have none.
 
@@ -411,31 +375,22 @@ class Node:
         """
         if propagate_meta:
             if set(replace_with.meta) - {"source", "nn_module_stack", "from", "made_by"}:
-                raise RewriteError(
-                    "propagate_meta=True needs a replacement without meta of its own",
-                    node=replace_with,
-                    expected="an empty meta", hint="copy the keys that you want by hand",
-                )  # fmt: skip
+                raise RewriteError("propagate_meta=True needs a node without meta of its own",
+                                   node=replace_with, hint="copy the keys by hand")  # fmt: skip
             replace_with.meta.update(self.meta)
-        graph = self.graph
-        hooks = getattr(graph.owning_module, "_replace_hooks", None)
-        changed: list[Node] = []
         before: list[tuple[Node, Any, Any]] = []
         for user in list(self.users):
-            if delete_user_cb is not None and not delete_user_cb(user):
-                continue
-            for hook in hooks or ():
-                hook(old=self, new=replace_with._name, user=user)
-            before.append((user, user._args, user._kwargs))
-            user._set_args(*user._swapped(self, replace_with))
-            changed.append(user)
+            if delete_user_cb is None or delete_user_cb(user):
+                self._tell_hooks(replace_with._name, user)
+                before.append((user, user._args, user._kwargs))
+                user._set_args(*user._swapped(self, replace_with))
         if replace_with is not self:
             add_ancestors(replace_with, [self])
-        graph.version += 1
-        if graph._watched:
-            graph._changed(
-                "reroute", self, {"users": before}, {"to": replace_with, "users": changed}
-            )
+        changed = [user for user, _, _ in before]
+        self.graph.version += 1
+        if self.graph._watched:
+            after = {"to": replace_with, "users": changed}
+            self.graph._changed("reroute", self, {"users": before}, after)
         return changed
 
     def is_impure(self, impure_random: bool = True) -> bool:
@@ -449,26 +404,21 @@ class Node:
         return effect(self, impure_random=impure_random) is not None
 
     def normalized_arguments(
-        self, root: torch.nn.Module, arg_types: tuple[Any, ...] | None = None, kwarg_types:
-        dict[str, Any] | None = None, normalize_to_only_use_kwargs: bool = False,
+        self, root: torch.nn.Module, arg_types: Args | None = None,
+        kwarg_types: Kwargs | None = None, normalize_to_only_use_kwargs: bool = False,
     ) -> Any:  # fmt: skip
         """Return (args, kwargs) in the order of the callee's signature, or None if it has none.
 
-        Args:
-            root: the module in which `call_module` targets are looked up.
-            arg_types, kwarg_types: types that choose between several signatures.
-            normalize_to_only_use_kwargs: name every argument.
+        `root` is the module in which `call_module` targets are looked up; the types choose between
+        several signatures.
         """
-        from torch.fx.operator_schemas import normalize_function, normalize_module
+        from torch.fx import operator_schemas as schemas
 
-        args, kwargs, only = self._args, dict(self._kwargs), normalize_to_only_use_kwargs
+        given, only = (self._args, dict(self._kwargs)), normalize_to_only_use_kwargs
         if self._op == "call_function":
-            kinds = (arg_types, kwarg_types)
-            return normalize_function(self._target, args, kwargs, *kinds,
-                                      normalize_to_only_use_kwargs=only)  # fmt: skip
+            return schemas.normalize_function(self._target, *given, arg_types, kwarg_types, only)
         if self._op == "call_module":
-            return normalize_module(root, self._target, args, kwargs,
-                                    normalize_to_only_use_kwargs=only)  # fmt: skip
+            return schemas.normalize_module(root, str(self._target), *given, only)
         return None
 
     def _rename(self, candidate: str) -> None:
@@ -494,9 +444,8 @@ class Node:
     _pretty_print_target = staticmethod(lambda target: target_text(target))
 
     def format_node(
-        self, placeholder_names: list[str] | None = None, maybe_return_typename: list[str] | None =
-        None, *, include_tensor_metadata: bool = False,
-    ) -> str | None:  # fmt: skip
+        self, placeholder_names: list[str] | None = None, maybe_return_typename: list[str] | None
+        = None, *, include_tensor_metadata: bool = False) -> str | None:  # fmt: skip
         """Return the line that `print(graph)` shows for this Node.
 
         Args:
@@ -504,26 +453,27 @@ class Node:
             maybe_return_typename: when given, an output's annotation is written to its element 0.
             include_tensor_metadata: show dtype and shape from `meta` where known.
         """
-        kind = f"{type_text(self._type)} " if self._type is not None else ""
-        head = f"%{self._name} : {kind}[num_users={len(self.users)}] = {self._op}"
-        if self._op == "placeholder":
-            if placeholder_names is not None:
-                placeholder_names.append(str(self._target) + (f": {kind[:-1]}" if kind else ""))
-                return None
-            default = f"(default={self._args[0]})" if self._args else ""
-            return f"{head}[target={self._target}]{default}"
-        if self._op == "get_attr":
-            return f"{head}[target={self._target}]"
-        if self._op == "output":
-            if self._type is not None and maybe_return_typename:
-                maybe_return_typename[0] = f" -> {kind[:-1]}"
-            return f"return {self._args[0] if self._args else None}"
-        if include_tensor_metadata:
-            from .graph import shape_text
+        from .graph import shape_text
 
-            head = head.replace(f" : {kind}", f" : {shape_text(self) or kind}".rstrip() + " ", 1)
-        args = f"args = {_format_arg(self._args)}, kwargs = {_format_arg(self._kwargs)}"
-        return f"{head}[target={target_text(self._target)}]({args})"
+        op, kind = self._op, "" if self._type is None else type_text(self._type)
+        if op == "placeholder" and placeholder_names is not None:
+            placeholder_names.append(f"{self._target}: {kind}" if kind else str(self._target))
+            return None
+        if op == "output":
+            if kind and maybe_return_typename:
+                maybe_return_typename[0] = f" -> {kind}"
+            return f"return {self._args[0] if self._args else None}"
+        shown = (include_tensor_metadata and op[:4] == "call" and shape_text(self)) or kind
+        text = (f"%{self._name} : {shown}{' ' if shown else ''}[num_users={len(self.users)}] = {op}"
+                f"[target={target_text(self._target)}]")  # fmt: skip
+        if op == "placeholder":
+            return f"{text}(default={self._args[0]})" if self._args else text
+        if op == "get_attr":
+            return text
+        return f"{text}(args = {_format_arg(self._args)}, kwargs = {_format_arg(self._kwargs)})"
+
+
+_LEAVES.add(Node)
 
 
 def _refuse_target(name: str, op: str, target: Any) -> NoReturn:
@@ -549,20 +499,19 @@ def ancestor(node: Node) -> dict[str, Any]:
 
 def add_ancestors(node: Node, sources: list[Node]) -> None:
     """Note in `node.meta["from"]` that it stands for `sources`; nearest first, at most 8."""
-    old = node.meta.get("from", ())
-    found = {a["id"]: a for a in old}
-    found.pop(node.id, None)
+    meta = node.meta
+    found = {a["id"]: a for a in meta.get("from", ())}
     for source in sources:
-        if source is not node:
-            found.setdefault(source.id, ancestor(source))
+        if source.id not in found:
+            found[source.id] = ancestor(source)
     for source in sources:
         for a in source.meta.get("from", ()):
-            if a["id"] != node.id:
-                found.setdefault(a["id"], a)
-    node.meta["from"] = tuple(found.values())[:8]
+            found.setdefault(a["id"], a)
+    found.pop(node.id, None)
+    meta["from"] = tuple(found.values())[:8]
     for key in ("source", "nn_module_stack"):
-        if key not in node.meta and sources and key in sources[0].meta:
-            node.meta[key] = sources[0].meta[key]
+        if key not in meta and sources and key in sources[0].meta:
+            meta[key] = sources[0].meta[key]
 
 
 def type_text(kind: Any) -> str:
@@ -576,7 +525,7 @@ def type_text(kind: Any) -> str:
 
 
 def qualified_name(func: Callable[..., Any]) -> str:
-    """Return the dotted name under which a function can be found, e.g. `torch.nn.functional.relu`."""
+    """Return the dotted name under which a function can be found, e.g. `torch.relu`."""
     name = getattr(func, "__name__", None) or getattr(type(func), "__name__", "callable")
     if getattr(builtins, name, None) is func:
         return name
@@ -584,15 +533,11 @@ def qualified_name(func: Callable[..., Any]) -> str:
         return f"torch.Tensor.{name}"
     module = getattr(func, "__module__", None)
     if module is None:
-        guesses = (torch, torch.nn.functional, torch.Tensor)
-        owner = next((g for g in guesses if getattr(g, name, None) is func), None)
-        module = owner.__name__ if owner is not None else type(func).__module__
-    if name == "<lambda>":
-        return f"{module}.<lambda>"
+        homes = [h for h in (torch, torch.nn.functional) if getattr(h, name, None) is func]
+        module = homes[0].__name__ if homes else type(func).__module__
     module = {"_operator": "operator"}.get(module, module).replace("torch._ops", "torch.ops")
     qualname = getattr(func, "__qualname__", name)
-    name = qualname if inspect.isclass(func) and "<locals>" not in qualname else name
-    return f"{module}.{name}"
+    return f"{module}.{qualname if inspect.isclass(func) and '<' not in qualname else name}"
 
 
 def target_text(target: Any) -> str:
@@ -607,33 +552,42 @@ def target_text(target: Any) -> str:
 
 
 def _text_of(target: Any) -> str:
-    if getattr(target, "__module__", None) == "builtins" and hasattr(target, "__name__"):
-        return f"builtins.{target.__name__}"
-    return qualified_name(target)
+    builtin = getattr(target, "__module__", None) == "builtins" and hasattr(target, "__name__")
+    return f"builtins.{target.__name__}" if builtin else qualified_name(target)
 
 
 _builtin_text = functools.lru_cache(maxsize=4096)(_text_of)
-
-
-def _format_arg(arg: Any, limit: float = float("inf")) -> str:
-    """Return an argument as `print(graph)` shows it: Nodes with a %; long lists cut at `limit`."""
-
-    def leaf(a: Any) -> Any:
-        custom = getattr(a, "_custom_fx_repr_fn", None)
-        return _Text(f"%{a}" if isinstance(a, Node) else custom() if custom else str(a))
-
-    if isinstance(arg, (list, tuple)) and len(arg) > limit:
-        shown = ", ".join(_format_arg(a, limit) for a in arg[: int(limit)])
-        text = f"{shown}, ...[total_len={len(arg)}]"
-        return f"[{text}]" if isinstance(arg, list) else f"({text})"
-    if isinstance(arg, dict):
-        return "{" + ", ".join(f"{k}: {_format_arg(v, limit)}" for k, v in arg.items()) + "}"
-    if not isinstance(arg, (list, tuple, slice)):
-        return str(leaf(arg))
-    return repr(_map(arg, leaf))
 
 
 class _Text(str):
     """Text that shows without quotes inside a container's repr."""
 
     __repr__ = str.__str__
+
+
+def _format_arg(arg: Any) -> str:
+    """Return an argument as `print(graph)` shows it: Nodes with a %."""
+
+    def leaf(a: Any) -> _Text:
+        custom = getattr(a, "_custom_fx_repr_fn", None)
+        return _Text(f"%{a}" if isinstance(a, Node) else custom() if custom else str(a))
+
+    if isinstance(arg, dict):
+        return "{" + ", ".join(f"{k}: {_format_arg(v)}" for k, v in arg.items()) + "}"
+    return str(_map(arg, leaf))
+
+
+def lookup(module: Any, path: str, *default: Any) -> Any:
+    """Return what a dotted path leads to, or `default` if one is given.
+
+    Raises:
+        AttributeError: naming the part that is missing.
+    """
+    for part in path.split("."):
+        try:
+            module = getattr(module, part)
+        except AttributeError:
+            if default:
+                return default[0]
+            raise AttributeError(f"{type(module).__name__} has no {part!r}") from None
+    return module

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch._ops import OpOverload, OpOverloadPacket
 
 from .graph import _enter_region, _exit_region
-from .lint import lookup
-from .node import Node, target_text
+from .node import Node, lookup, target_text
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
