@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import linecache
 import re
 import subprocess
 import sys
@@ -851,3 +852,18 @@ def test_ten_thousand_edits_take_linear_time_and_no_recursion():
     assert timeline.steps[-1].well_formed
     assert len(timeline.slots(0, "p0")) == 12_002
     assert len(timeline.frame(6000).rows) == 8_002
+
+
+def test_the_pass_is_quoted_as_it_was_when_it_ran(tmp_path, monkeypatch):
+    path = tmp_path / "my_passes.py"
+    path.write_text("def renames(gm):\n    list(gm.graph.nodes)[1].name = 'first'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_passes
+
+    with record(chain(1)) as timeline:
+        timeline.run(my_passes.renames)
+    path.write_text("# another text\n" * 5)
+    linecache.checkcache()
+    _, source = timeline.source_of(timeline.steps[0].where[0])
+    assert source.text.startswith("def renames(gm):")
+    assert source.file == "my_passes.py"

@@ -171,11 +171,16 @@ def scrubbed(text: str) -> str:
 class Places:
     """Collects the places that a story cites, and the source text of each."""
 
-    def __init__(self, places: dict[Place, str | None], sources: dict[str, Source]) -> None:
+    def __init__(
+        self,
+        places: dict[Place, str | None],
+        sources: dict[str, Source],
+        lines: dict[str, list[str]] | None = None,
+    ) -> None:
         self.places, self.sources = places, sources
         self.known: dict[tuple[str, int, str], Place] = {}
         self.stacks: dict[Any, tuple[Place, ...]] = {}
-        self.lines: dict[str, list[str]] = {}
+        self.lines: dict[str, list[str]] = dict(lines or {})
 
     def keep(self, file: str) -> None:
         """Read a file's lines now, before anybody edits it."""

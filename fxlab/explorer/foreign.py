@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.fx
-from torch.fx.node import map_arg
+from torch.fx.node import map_arg as foreign_map_arg
 
 from fxlab.core.errors import call_site
 from fxlab.explorer.ancestry import foreign_ancestor
@@ -23,6 +23,8 @@ from fxlab.explorer.events import Event, Watched, born_of
 
 if TYPE_CHECKING:
     from fxlab.explorer.record import Recorder
+
+__all__ = ["ForeignEdits", "foreign_map_arg"]
 
 FIELDS = {"args": "args", "kwargs": "args", "target": "target", "op": "target", "name": "rename",
           "type": "type"}  # fmt: skip
@@ -339,8 +341,3 @@ def _module_init(original: Callable[..., Any]) -> Callable[..., Any]:
             listener.recorder.adopt(self)
 
     return __init__
-
-
-def swapped(value: Any, old: Any, new: Any) -> Any:
-    """An argument with one node in the place of another."""
-    return map_arg(value, lambda one: new if one is old else one)

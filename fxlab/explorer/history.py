@@ -119,7 +119,7 @@ class Writer(EditWriter):
     def __init__(self, timeline: Timeline, recorder: Recorder) -> None:
         super().__init__(timeline)
         self.recorder = recorder
-        self.places = Places(timeline._places, timeline.sources)
+        self.places = Places(timeline._places, timeline.sources, recorder.sites.lines)
         self.ids: dict[Any, str] = {}
         self.event_of_step: list[int | None] = []
         self.previous_file: str | None = None

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.fx.node import map_arg as foreign_map_arg
 
 from fxlab.core.errors import TimelineError
 from fxlab.core.graph import Graph
 from fxlab.core.node import map_arg
 from fxlab.explorer.events import Event, Watched
+from fxlab.explorer.foreign import foreign_map_arg
 from fxlab.explorer.state import set_state
 
 if TYPE_CHECKING:

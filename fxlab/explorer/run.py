@@ -181,8 +181,8 @@ def _run_span(recorder: Recorder, name: str, inner: Any, pass_: Any, args: Any, 
     if result is None or not hasattr(result, "graph"):
         if result is not None:
             span.unmatched.append(
-                f"{name} returned a {type(result).__name__}, which is no GraphModule: shown is what "
-                "it did to the module that it was given"
+                f"{name} returned a {type(result).__name__}, which is no GraphModule: shown is "
+                "what it did to the module that it was given"
             )
         result = gm
     recorder.close(span, result)

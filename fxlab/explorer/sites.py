@@ -6,6 +6,7 @@ long as the caller of a line is the same frame at the same line, all frames abov
 
 from __future__ import annotations
 
+import linecache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -22,6 +23,8 @@ class Sites:
 
     def __init__(self) -> None:
         self.kinds: dict[str, int] = {}
+        self.lines: dict[str, list[str]] = {}
+        self.files: set[str] = set()
         self.known: dict[tuple[CodeType, int], tuple[FrameType, int, Any]] = {}
 
     def here(self, frame: FrameType | None) -> Any:
@@ -50,11 +53,14 @@ class Sites:
             return found[2]
         where = call_site()
         self.known[key] = (back, back.f_lineno, where)
+        self.files.update(file for file, _, _ in where)
         return where
 
     def forget(self) -> None:
-        """Let go of the frames; they hold their local variables."""
+        """Let go of the frames, which hold their local variables; read the cited files now."""
         self.known.clear()
+        for file in self.files - set(self.lines):
+            self.lines[file] = linecache.getlines(file)
 
 
 def kind_of(file: str) -> int:

@@ -284,6 +284,13 @@ class Timeline:
         told = ", ".join(names) or "no pass"
         return f"<Timeline {self.title!r}: {plural(len(self.steps), 'step')}; {told}>"
 
+    def _repr_html_(self) -> str:
+        """The static copy: what a notebook shows for a timeline by itself."""
+        from fxlab.explorer.static import static_html
+        from fxlab.explorer.view import view
+
+        return static_html(view(self))
+
     def program(self, program: str) -> Program:
         """The program with this id.
 
