@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,7 +34,6 @@ class DeepRecommender(nn.Module):
         ``f[N, n_items]`` -> ``f[N, n_items]``
 
     Example:
-        >>> import torch
         >>> DeepRecommender(n_items=100, hidden=(8, 4))(torch.ones(2, 100)).shape
         torch.Size([2, 100])
     """
@@ -66,7 +66,8 @@ def _linear(width_in: int, width_out: int) -> nn.Linear:
 
     The widest model has 800 MB of weights: drawing them twice takes seconds.
     """
-    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width_in, width_out))
+    device = torch.get_default_device()
+    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width_in, width_out, device=device))
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
