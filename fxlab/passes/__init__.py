@@ -32,6 +32,7 @@ from fxlab.passes.partition import (
 )
 from fxlab.passes.pipeline import PipelineError, PipelineRun, pipeline_stages, run_pipeline
 from fxlab.passes.profile import Profile, profile
+from fxlab.passes.quantize import convert, prepare, prepare_qat, quantize_static
 from fxlab.passes.rewriter import replace_pattern, replace_pattern_with_filters
 from fxlab.passes.roofline import Device, Prediction, calibrate
 from fxlab.passes.schedule import balanced_stages, hoist_async
@@ -55,6 +56,7 @@ __all__ = [
     "PassResult", "PassRow", "Prediction", "Profile", "Report", "ShapeError", "ShapeProp",
     "TensorMetadata", "amp", "as_pass", "calibrate", "compare", "const_fold", "cost", "cse", "dce",
     "fold_conv_bn", "fuse_conv_bn", "optimize_for_inference", "profile", "remove_dropout",
+    "convert", "prepare", "prepare_qat", "quantize_static",
     "report", "shape_prop", "shape_text",
 ]  # fmt: skip
 

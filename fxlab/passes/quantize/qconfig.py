@@ -78,12 +78,22 @@ def default_qconfig() -> QConfig:
 
 
 def default_qat_qconfig(learn_scale: bool = False) -> QConfig:
-    """Return the QConfig for training: moving averages, since ranges drift while weights change."""
+    """Return the QConfig for training.
+
+    Ranges are moving averages, since they drift while weights change; a learnt scale begins at the
+    best cut of the first batch.
+    """
     return QConfig(
-        activation=partial(MovingAverageMinMaxObserver, averaging=0.05, bits=activation_bits()),
+        activation=partial(_training_observer(learn_scale), bits=activation_bits()),
         weight=PerChannelMinMaxObserver,
         learn_scale=learn_scale,
     )
+
+
+def _training_observer(learn_scale: bool) -> Callable[..., Observer]:
+    if learn_scale:
+        return HistogramObserver
+    return partial(MovingAverageMinMaxObserver, averaging=0.05)
 
 
 def simulated_qconfig(
@@ -95,10 +105,9 @@ def simulated_qconfig(
         >>> simulated_qconfig(4).weight().quant_max
         7
     """
-    observer = MovingAverageMinMaxObserver if qat else HistogramObserver
-    extra = {"averaging": 0.05} if qat else {}
+    observer = _training_observer(learn_scale) if qat else HistogramObserver
     return QConfig(
-        activation=partial(observer, bits=activation_bits, **extra),
+        activation=partial(observer, bits=activation_bits),
         weight=partial(PerChannelMinMaxObserver, bits=weight_bits),
         learn_scale=learn_scale,
     )
