@@ -191,7 +191,7 @@ class Recorder:
         else:
             born = None
         events = self.events
-        maker = core_graph._any_maker and getattr(_makers, "name", None)
+        maker = _makers.name
         where = self.sites.here(sys._getframe(2)) or call_site()
         events.append(new_event((kind, graph, node, before, after, where, born, maker)))
         if len(events) > self.max_edits or graph._len > self.most or self.ends_at is not None:
@@ -266,7 +266,7 @@ class Recorder:
         self._note_state(kind, graph, before, after, None)
 
     def _note_state(self, kind: str, graph: Any, before: Any, after: Any, mark: Any) -> None:
-        maker = getattr(_makers, "name", None)
+        maker = _makers.name
         where = call_site(7)
         # The machinery of a state edit (a context manager, nn.Module's setter) is no pass's line.
         while where and where[0][0] in MACHINERY:
