@@ -49,7 +49,7 @@ KEYS = (
     ("Home, End", "first, last step"),
     ("N, Shift+N", "next, previous change (of the selected row, if any)"),
     ("Up, Down", "along the rows"),
-    ("I, U", "to an input, to a user of the selected row"),
+    ("I, U", "to the first input, the first user of the selected row (Shift: the last)"),
     ("Enter", "open a fold, or fold the module of the selected row"),
     ("C", "close the gaps"),
     ("/", "search: name, target, opcode, shape, file:line, or the code of a step"),
@@ -102,6 +102,10 @@ class _Builder:
         self.place_list: list[list[Any]] = []
         self.first: dict[int, State] = {}
         self.module_rows: dict[tuple[str, str], dict[int, None]] = {}
+        self.given = {"get_attr": "parameters"}
+        firsts = [state.op for program in self.programs for state in program.first.values()]
+        if firsts.count("placeholder") > 12:
+            self.given["placeholder"] = "inputs"
         for program in self.programs:
             for row, state in program.first.items():
                 self.first[row] = state
@@ -169,6 +173,8 @@ class _Builder:
     def path(self, stack: tuple[tuple[str, str], ...], state: State) -> int:
         """The module that a row stands in, as an index; the root and a leaf's own are left out."""
         parent = -1
+        if not stack and state.op in self.given:
+            stack = ((self.given[state.op], state.op),)  # a long list of parameters folds too
         for path, kind in stack:
             if not path or (state.op == "call_module" and path == state.target):
                 continue

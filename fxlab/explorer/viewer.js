@@ -444,11 +444,10 @@ export class Viewer {
     this.select(slot ? slot.id : null, false);
   }
 
-  select(row, tell = true) {
-    this.row = row;
-    this.group = null;
+  select(row, tell = true, group = null) {
+    Object.assign(this, { row, group });
     if (tell) this.host.set("selection", row === null ? "" : this.nameOf(row));
-    this.reveal(this.spot(row));
+    this.reveal(this.chosen());
     this.paint();
     this.tell();
   }
@@ -545,13 +544,7 @@ export class Viewer {
 
   choose(index) {
     const { group, slots } = this.items[index];
-    if (!group) { this.select(slots[0].id); return; }
-    this.row = null;
-    this.host.set("selection", "");
-    this.group = group;
-    this.reveal(index);
-    this.paint();
-    this.tell();
+    this.select(group ? null : slots[0].id, true, group);
   }
 
   chosen() {
@@ -567,9 +560,9 @@ export class Viewer {
     if (this.items[at]) this.choose(at);
   }
 
-  toward(ids) {
-    const next = (ids || []).map((id) => this.place.get(id)).find((at) => at !== undefined);
-    if (next !== undefined) this.choose(next);
+  toward(ids, last) {
+    const places = (ids || []).map((id) => this.place.get(id)).filter((at) => at !== undefined);
+    if (places.length) this.choose(places[last ? places.length - 1 : 0]);
   }
 
   measure() {
@@ -591,7 +584,7 @@ export class Viewer {
 
   reveal(at) {
     const { grid, tall } = this, height = grid.clientHeight, y = at * tall - grid.scrollTop;
-    if (height && (y < tall || y > height - 2 * tall)) grid.scrollTop = Math.max(0, at * tall - height / 2);
+    if (at >= 0 && height && (y < tall || y > height - 2 * tall)) grid.scrollTop = Math.max(0, at * tall - height / 2);
   }
 
   // The rows in view, and the lanes behind them.
@@ -886,33 +879,30 @@ export class Viewer {
 
   made(id, at) { return this.story.rows.get(id).source.some((place) => key(place) === at); }
 
-  // Hovering a row or a source line lights up the other two.
+  // Hovering a row or a source line lights up the other two; so does the selected row.
   light(what) {
     if (what === this.lit) return;
     this.lit = what;
-    const ids = new Set(), lines = new Set();
-    if (typeof what === "string") {
-      const at = what.slice(1), span = this.story.span(this.story.pass(this.step));
-      for (const id of (what[0] === "p" && this.edited().get(at)) || []) ids.add(id);
-      if (what[0] === "u" || span.kind !== "pass")
-        for (const { id } of this.frame.slots) if (this.made(id, at)) ids.add(id);
-      lines.add(what);
-    } else if (what && !what.group) {
-      const { id } = what.slots[0];
-      ids.add(id);
-      for (const [line, rows] of this.edited()) if (rows.has(id)) lines.add(`p${line}`);
-      for (const place of this.story.rows.get(id).source) lines.add(`u${key(place)}`).add(`p${key(place)}`);
-    }
-    this.lights = { ids, lines };
     this.lightRows();
   }
 
   lightRows() {
-    const { ids, lines } = this.lights || { ids: new Set(), lines: new Set() };
-    for (const row of this.canvas.querySelectorAll("[data-index]"))
-      row.classList.toggle("lit", this.items[row.dataset.index].slots.some(({ id }) => ids.has(id)));
-    for (const line of this.root.querySelectorAll("[data-line]"))
-      line.classList.toggle("lit", lines.has(line.dataset.line));
+    const ids = new Set(), lines = new Set(), { lit, row } = this, picked = row === null ? [] : [row];
+    if (typeof lit === "string") {
+      const at = lit.slice(1), span = this.story.span(this.story.pass(this.step));
+      for (const id of (lit[0] === "p" && this.edited().get(at)) || []) ids.add(id);
+      if (lit[0] === "u" || span.kind !== "pass")
+        for (const { id } of this.frame.slots) if (this.made(id, at)) ids.add(id);
+      lines.add(lit);
+    } else if (lit) for (const { id } of lit.slots) ids.add(id);
+    for (const id of typeof lit === "string" ? [] : lit ? ids : picked) {
+      for (const [line, rows] of this.edited()) if (rows.has(id)) lines.add(`p${line}`);
+      for (const place of this.story.rows.get(id).source) lines.add(`u${key(place)}`).add(`p${key(place)}`);
+    }
+    for (const one of this.canvas.querySelectorAll("[data-index]"))
+      one.classList.toggle("lit", this.items[one.dataset.index].slots.some(({ id }) => ids.has(id)));
+    for (const one of this.root.querySelectorAll("[data-line]"))
+      one.classList.toggle("lit", lines.has(one.dataset.line));
   }
 
   chooseLine(line) {
@@ -1038,14 +1028,15 @@ export class Viewer {
 
   press(event) {
     const { key: name, shiftKey, target } = event, by = shiftKey ? -1 : 1;
+    const go = (to) => (shiftKey ? this.goPass(to) : this.go(this.step + to));
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || name === "Tab") return;
     const act = {
-      Escape: () => this.leave(), ArrowLeft: () => (shiftKey ? this.goPass(-1) : this.go(this.step - 1)),
-      ArrowRight: () => (shiftKey ? this.goPass(1) : this.go(this.step + 1)), PageUp: () => this.goPass(-1),
+      Escape: () => this.leave(), ArrowLeft: () => go(-1), ArrowRight: () => go(1), PageUp: () => this.goPass(-1),
       PageDown: () => this.goPass(1), Home: () => this.go(0), End: () => this.go(this.story.last),
       ArrowUp: () => this.along(-1), ArrowDown: () => this.along(1), Enter: () => this.toggle(), n: () =>
         this.nextChange(by),
-      i: () => this.row !== null && this.toward(this.now(this.row).ins), u: () => this.toward(this.users.get(this.row)),
+      i: () => this.row !== null && this.toward(this.now(this.row).ins, shiftKey),
+      u: () => this.toward(this.users.get(this.row), shiftKey),
       c: () => { this.closed = !this.closed; this.show(true); }, p: () => this.predict(!this.guessing),
       w: () => this.wall(!this.isWall), "?": () => this.help(), "/": () =>
         { this.search.focus(); this.search.select(); },

@@ -146,6 +146,10 @@ def test_rows_source_lines_and_pass_lines_light_each_other(show, timeline, fuse)
     page.locator(".f-user .now").hover()
     assert page.locator(".f-row.lit").count() >= 1
     assert page.locator(".f-user .now.lit").count() == 1
+    page.mouse.move(5, 5)
+    page.locator(".f-row", has_text="stem_relu = ").click()
+    page.mouse.move(5, 5)
+    assert page.locator(".f-source:not(.f-user) .lit").count() >= 1
 
 
 def test_inputs_and_readers_have_marks_of_their_own_and_keys_follow_them(show, timeline, fuse):
@@ -341,6 +345,23 @@ def test_only_the_rows_in_view_are_in_the_page(show):
         "[...document.querySelectorAll('.f-row')].some((row) => row.dataset.index > 8000)"
     )
     assert shown.errors == []
+
+
+def test_a_large_program_opens_folded_its_parameters_too(show):
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(120)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.layers(x))
+
+    exported = torch.export.export(Many(), (torch.randn(2, 4),))
+    shown = show(timeline_of(exported))
+    texts = [row["line"] for row in shown.rows()]
+    assert len(texts) < 12
+    assert any("parameters" in text and "240 rows folded" in text for text in texts)
+    assert any("layers" in text and "120 rows folded" in text for text in texts)
 
 
 def test_hostile_names_are_shown_as_text(show):
