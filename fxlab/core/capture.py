@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator
@@ -22,14 +23,10 @@ from . import patches
 from .errors import TraceError, call_site, trace_state
 from .graph import Graph, _enter_region, _exit_region
 from .proxy import Proxy
-from .tracer import PH, PHBase, Tracer, _assert_is_none
+from .tracer import PH, PHBase, Tracer, _assert_is_none, _TraceRuntimeError
 
 _EMPTY = inspect.Parameter.empty
 _P = inspect.Parameter
-
-
-class _ArgumentError(TraceError, RuntimeError):
-    pass
 
 
 def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) -> Graph:
@@ -40,24 +37,25 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         tracer.root, tracer.root_module_name = root, root._get_name()
         fn = getattr(type(root), tracer.traced_func_name, None)
         if fn is None:
-            raise _ArgumentError(
-                f"{type(root).__name__} has no method {tracer.traced_func_name!r} to trace", hint="set traced_func_name of your Tracer",
-            )  # fmt: skip
+            raise _TraceRuntimeError(
+                f"{type(root).__name__} has no method {tracer.traced_func_name!r} to trace",
+                hint="set traced_func_name of your Tracer")  # fmt: skip
     else:
         tracer.root, fn = torch.nn.Module(), root
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
-    _reset(tracer)
+    tracer._reset()
+    tracer._autowrap_function_ids.update(patches.wrapped_functions)
+    tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
+    tracer._retracing, tracer._tracing = hasattr(tracer.root, "_graph"), True
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if code is not None:
-        graph._co_fields = {"co_name": code.co_name, "co_filename": code.co_filename,
-                            "co_firstlineno": code.co_firstlineno}  # fmt: skip
+        names = ("co_name", "co_filename", "co_firstlineno")
+        graph._co_fields = {name: getattr(code, name) for name in names}
     with _state_kept(tracer), patches.tracing(tracer):
-        patches.patch_globals(
-            (m.__dict__ for m in tracer._autowrap_search), tracer._autowrap_function_ids,
-            tracer._searched,
-        )  # fmt: skip
+        for module in tracer._autowrap_search:
+            tracer._search_globals(module.__dict__)
         for function in (inspect.unwrap(fn), *patches.wrapped_functions.values()):
-            tracer._search_globals(function)
+            tracer._search_globals(getattr(function, "__globals__", None))
         result, annotation = _run(tracer, fn, is_module, concrete_args, example_inputs)
         tracer.create_node("output", "output", (tracer.create_arg(result),), {}, None, annotation)
     _drop_empty_regions(graph)
@@ -79,51 +77,30 @@ def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -
 
 
 def _refuse_wrappers(root: Any) -> None:
-    inner = ".module" if isinstance(
-        root, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-    ) else "._orig_mod" if hasattr(root, "_orig_mod") else None  # fmt: skip
-    if inner is not None:
-        raise TraceError(
-            f"a {type(root).__name__} only wraps the model: its own code is not the program", hint=f"trace what it wraps: symbolic_trace(model{inner})",
-        )  # fmt: skip
+    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    inner = ".module" if isinstance(root, parallel) else "._orig_mod"
+    if isinstance(root, parallel) or hasattr(root, "_orig_mod"):
+        raise TraceError(f"a {type(root).__name__} only wraps the model: its own code is not the "
+                         "program", hint=f"trace what it wraps: symbolic_trace(model{inner})")  # fmt: skip
     if not callable(root):
-        raise TraceError(f"{root!r} can't be traced",
-                         expected="a module or a function")  # fmt: skip
+        raise TraceError(f"{root!r} can't be traced", expected="a module or a function")
 
 
-def _reset(tracer: Tracer) -> None:
-    tracer.module_stack, tracer.num_calls, tracer.node_name_to_scope = {}, {}, {}
-    tracer.scope.module_path, tracer.scope.module_type = "", None
-    tracer._searched, tracer._parameter_proxies, tracer._known = set(), {}, {}
-    tracer._texts, tracer._raised, tracer._regions, tracer._warnings = set(), [], [], {}
-    tracer.submodule_paths = tracer.tensor_attrs = None
-    tracer._examples = tracer._fake_mode = None
-    tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
-    tracer._autowrap_function_ids.update(patches.wrapped_functions)
-    tracer._inline = inline
-    tracer._retracing = hasattr(tracer.root, "_graph")
-    tracer._tracing = True
-
-
-def _run(
-    tracer: Tracer, fn: Any, is_module: bool, concrete_args: Any, example_inputs: Any
-) -> tuple[Any, Any]:
+def _run(tracer: Tracer, fn: Any, is_module: bool, concrete_args: Any,
+         example_inputs: Any) -> tuple[Any, Any]:  # fmt: skip
     """Make the placeholders and call the function; its result and return annotation."""
     fn, args = tracer.create_args_for_root(fn, is_module, concrete_args)
     if example_inputs is not None:
         _note_examples(tracer, example_inputs)
     annotation = _annotations(fn).get("return")
-    hooked = is_module and tracer.traced_func_name == "forward" and any(
-        getattr(tracer.root, name) for name in ("_forward_hooks", "_forward_pre_hooks")
-    )  # fmt: skip
-    if hooked and not hasattr(fn, "__fxlab_flat__"):
+    hooked = is_module and (tracer.root._forward_hooks or tracer.root._forward_pre_hooks)
+    if hooked and tracer.traced_func_name == "forward" and not hasattr(fn, "__fxlab_flat__"):
         return patches._call(*args), annotation
     return fn(*args), annotation
 
 
-def arguments(
-    tracer: Tracer, root_fn: Any, is_module: bool, concrete_args: Any = None
-) -> tuple[Callable[..., Any], list[Any]]:
+def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
+              concrete_args: Any = None) -> tuple[Callable[..., Any], list[Any]]:  # fmt: skip
     """Do the work of `Tracer.create_args_for_root`."""
     inner = inspect.unwrap(root_fn)
     try:
@@ -132,12 +109,11 @@ def arguments(
         raise TraceError(
             f"{inner!r} has no signature that Python can tell",
             hint="trace a function of yours that calls it",
-            right=f"symbolic_trace(lambda x: {getattr(inner, '__name__', 'fn')}(x))",
-        ) from None  # fmt: skip
+            right=f"symbolic_trace(lambda x: {getattr(inner, '__name__', 'fn')}(x))") from None  # fmt: skip
     args: list[Any] = []
     if is_module:
         if not parameters or parameters[0].kind is _P.VAR_POSITIONAL:
-            raise _ArgumentError("`self` cannot be part of *args of a forward that is traced")  # fmt: skip
+            raise _TraceRuntimeError("`self` cannot be part of *args of a forward that is traced")
         args.append(tracer.root)
         parameters = parameters[1:]
     star = [p for p in parameters if p.kind in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)]
@@ -150,63 +126,52 @@ def arguments(
             return root_fn, args
         plain = [p.name for p in parameters if p not in star]
         if len(plain) != len(concrete_args):
-            raise _ArgumentError(
-                f"concrete_args has {len(concrete_args)} values, but {len(plain)} arguments are "
-                f"to be filled: {', '.join(plain)}",
-            )  # fmt: skip
+            raise _TraceRuntimeError(f"concrete_args has {len(concrete_args)} values, but "
+                                     f"{len(plain)} arguments: {', '.join(plain)}")  # fmt: skip
         concrete_args = dict(zip(plain, concrete_args, strict=True))
-    notes = _annotations(inner)
-    fixed = concrete_args or {}
-    unknown = [k for k in fixed if k.lstrip("*") not in {p.name for p in parameters}]
+    notes, fixed = _annotations(inner), concrete_args or {}
+    names = [p.name for p in parameters]
+    unknown = [key for key in fixed if key.lstrip("*") not in names]
     if unknown:
-        raise _ArgumentError(
-            f"concrete_args names {unknown[0]!r}, which is no argument",
-            expected=", ".join(p.name for p in parameters),
-        )  # fmt: skip
-    keywords: list[str] = []
+        raise _TraceRuntimeError(f"concrete_args names {unknown[0]!r}, which is no argument",
+                                 expected=", ".join(names))  # fmt: skip
     for p in parameters:
         if p.name in fixed:
-            value = pytree.tree_map(_concrete(tracer, p), fixed[p.name])
+            args.append(pytree.tree_map(_concrete(tracer, p), fixed[p.name]))
         else:
-            value = _placeholder(tracer, p, notes.get(p.name))
-        args.append(value)
-        if p.kind is _P.KEYWORD_ONLY:
-            keywords.append(p.name)
+            args.append(_placeholder(tracer, p, p.name, notes.get(p.name)))
+    keywords = [p.name for p in parameters if p.kind is _P.KEYWORD_ONLY]
     call = root_fn
     if star:
-        call = _with_plain_arguments(root_fn, [p.name for p in parameters], is_module)
+        call = _with_plain_arguments(root_fn, names, is_module)
     elif keywords:
         call = _by_keyword(root_fn, keywords)
     flat, spec = pytree.tree_flatten(tuple(args))
     if all(child.is_leaf() for child in spec.children()):
         return call, args
-    return _flattened(tracer, call, spec, [p.name for p in parameters], is_module), flat
+    return _flattened(tracer, call, spec, ["self"] * is_module + names), flat
 
 
-def _placeholder(tracer: Tracer, p: inspect.Parameter, annotation: Any) -> Proxy:
+def _placeholder(tracer: Tracer, p: inspect.Parameter, name: str, annotation: Any = None) -> Proxy:
     stars = {_P.VAR_POSITIONAL: "*", _P.VAR_KEYWORD: "**"}.get(p.kind, "")
-    default = () if p.default is _EMPTY else (p.default,)
-    proxy = tracer.create_proxy("placeholder", stars + p.name, (), {}, None, annotation)
+    proxy = tracer.create_proxy("placeholder", stars + name, (), {}, None, annotation)
     node = proxy.node
-    if default:
-        node._args = default  # not through create_arg: the default object itself is kept
+    node.meta["source"] = ()
     if p.kind is not _P.POSITIONAL_OR_KEYWORD:
         node.meta["param_kind"] = p.kind.name
-    node.meta["source"] = ()
+    if p.default is not _EMPTY:  # not through create_arg: the object itself is the default
+        node._set_args((p.default,), {})
+        if node._args[0] is not p.default:
+            node.meta["param_default"] = p.default
     return proxy
 
 
 def _concrete(tracer: Tracer, p: inspect.Parameter) -> Callable[[Any], Any]:
     """Return what makes a placeholder for each leaf of a fixed value, and checks it at run time."""
-    count = 0
+    count = itertools.count(1)
 
     def leaf(value: Any) -> Any:
-        nonlocal count
-        count += 1
-        default = () if p.default is _EMPTY else (p.default,)
-        proxy = tracer.create_proxy("placeholder", f"{p.name}_{count}", default, {})
-        if p.kind in (_P.POSITIONAL_ONLY, _P.KEYWORD_ONLY):
-            proxy.node.meta["param_kind"] = p.kind.name
+        proxy = _placeholder(tracer, p, f"{p.name}_{next(count)}")
         if isinstance(value, PHBase):
             _transfer(value, proxy)
             return proxy
@@ -256,14 +221,11 @@ def _by_keyword(fn: Any, keywords: list[str]) -> Callable[..., Any]:
     return call
 
 
-def _flattened(
-    tracer: Tracer, fn: Any, spec: Any, names: list[str], is_module: bool
-) -> Callable[..., Any]:
+def _flattened(tracer: Tracer, fn: Any, spec: Any, names: list[str]) -> Callable[..., Any]:
     """Return `fn` on flat inputs and outputs; generated code flattens and rebuilds them."""
     from .codegen import _PyTreeCodeGen, _PyTreeInfo
 
-    all_names = ["self", *names] if is_module else names
-    codegen = tracer.graph._codegen = _PyTreeCodeGen(_PyTreeInfo(all_names, spec, None))
+    codegen = tracer.graph._codegen = _PyTreeCodeGen(_PyTreeInfo(names, spec, None))
 
     def flat(*values: Any) -> Any:
         result = fn(*pytree.tree_unflatten(list(values), spec))
@@ -283,7 +245,7 @@ def _annotations(fn: Any) -> dict[str, Any]:
     for name, note in notes.items():
         if isinstance(note, str):
             with contextlib.suppress(Exception):
-                notes[name] = eval(note, dict(getattr(fn, "__globals__", {})))  # noqa: S307
+                notes[name] = eval(note, dict(getattr(fn, "__globals__", {})))
     return notes
 
 
@@ -311,60 +273,52 @@ def _state_kept(tracer: Tracer) -> Iterator[None]:
     """Put back what the traced program changed on the model, and say so."""
     before = []
     for m, path in tracer._paths().items():
-        now = m.__dict__
-        deep = [] if tracer.is_leaf_type(type(m)) else [
-            (v, v.copy()) for v in now.values() if type(v) in _CONTAINERS]  # fmt: skip
-        before.append((m, path, now.copy(), deep))
+        kept = [(v, v.copy()) for v in vars(m).values() if type(v) in (dict, list, set)]
+        before.append((m, path, vars(m).copy(), kept if not tracer.is_leaf_type(type(m)) else []))
     grad = torch.is_grad_enabled()
     try:
         yield
     finally:
-        for m, path, fields, deep in before:
-            if not _equal(m.__dict__, fields) or not all(_equal(v, c) for v, c in deep):
-                _restore(tracer, m, path, fields, deep)
+        for m, path, fields, kept in before:
+            if not all(_equal(now, old) for now, old in ((vars(m), fields), *kept)):
+                _restore(tracer, m, path, fields, kept)
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
             tracer.warn("grad", "the program switched gradients on or off for good; the graph "
                                 "does not: use `with torch.no_grad():`")  # fmt: skip
 
 
-_CONTAINERS = frozenset((dict, list, set))
-
-
 def _equal(a: Any, b: Any) -> bool:
     """Say whether two containers hold the same objects (not equal ones: `==` would be recorded)."""
-    if type(a) is dict:
-        same = len(a) == len(b) and all(map(operator.is_, a.values(), b.values()))
-        return same and a.keys() == b.keys()
-    return a == b if type(a) is set else len(a) == len(b) and all(map(operator.is_, a, b))
+    if type(a) is set:
+        return a == b
+    values = (a.values(), b.values()) if type(a) is dict else (a, b)
+    return len(a) == len(b) and all(map(operator.is_, *values)) and (
+        type(a) is list or a.keys() == b.keys())  # fmt: skip
 
 
-def _restore(tracer: Tracer, module: Any, path: str, fields: Any, deep: Any) -> None:
-    now = module.__dict__
+def _restore(tracer: Tracer, module: Any, path: str, fields: Any, kept: Any) -> None:
+    now = vars(module)
     changed = [k for k in (*now, *fields) if now.get(k, _EMPTY) is not fields.get(k, _EMPTY)]
     now.clear()
     now.update(fields)
-    for value, copy in deep:
+    for value, copy in kept:
         if not _equal(value, copy):
             changed += [k for k, v in fields.items() if v is value]
             value.clear()
             value.extend(copy) if type(value) is list else value.update(copy)
     names = ", ".join(f"{path}.{k}" if path else k for k in dict.fromkeys(changed))
-    tracer.warn("state", f"the program writes to {names} of the model; the model was put back, and "
-                         "the graph does not do it", _place_of(module))  # fmt: skip
-
-
-def _place_of(module: Any) -> Any:
-    """Return the frame at which a module's forward begins."""
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
-    return (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+    place = (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+    tracer.warn("state", f"the program writes to {names} of the model; the model was put back, and "
+                         "the graph does not do it", place)  # fmt: skip
 
 
 def _drop_empty_regions(graph: Graph) -> None:
     """Erase pairs of enter and exit with nothing between them."""
     for node in list(graph.nodes):
-        if node._target is _exit_region and node._prev._target is _enter_region:
-            enter = node._prev
+        enter = node._prev
+        if node._target is _exit_region and enter._target is _enter_region:
             graph.erase_node(node)
             graph.erase_node(enter)
 
@@ -378,26 +332,20 @@ def check_against(root: Any, gm: Any, inputs: tuple[Any, ...]) -> None:
     from .interpreter import Interpreter
 
     seen: dict[str, list[Any]] = {}
-    handles = []
-    if isinstance(root, torch.nn.Module):
-        for path, module in root.named_modules():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for path, module in root.named_modules() if isinstance(root, torch.nn.Module) else ():
             hook = lambda m, a, out, path=path: seen.setdefault(path, []).append(out)  # noqa: E731
-            handles.append(module.register_forward_hook(hook))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            wanted = root(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+            stack.callback(module.register_forward_hook(hook).remove)
+        wanted = root(*inputs)
     first: list[Any] = []
 
     class Compare(Interpreter):
         def run_node(self, n: Any) -> Any:
             value = super().run_node(n)
-            if n.op == "call_module" and not first:
-                outs = seen.get(n.target, [])
-                if outs and not _close(outs.pop(0), value):
-                    first.append(n)
+            outs = seen.get(n.target) if n.op == "call_module" else None
+            if outs and not first and not _close(outs.pop(0), value):
+                first.append(n)
             return value
 
     with torch.random.fork_rng(devices=[]):
@@ -406,17 +354,15 @@ def check_against(root: Any, gm: Any, inputs: tuple[Any, ...]) -> None:
         raise TraceError(
             "the traced program computes something else than the original on the check inputs",
             node=first[0] if first else gm.graph.output_node(),
-            hint="something was fixed while tracing: see gm.meta['trace_warnings']",
-        )  # fmt: skip
+            hint="something was fixed while tracing: see gm.meta['trace_warnings']")  # fmt: skip
 
 
 def _close(a: Any, b: Any) -> bool:
+    def same(x: Any, y: Any) -> bool:
+        tensors = isinstance(x, torch.Tensor), isinstance(y, torch.Tensor)
+        if all(tensors):
+            return x.shape == y.shape and torch.allclose(x, y, 1e-4, 1e-5, equal_nan=True)
+        return not any(tensors) and x == y
+
     xs, ys = pytree.tree_leaves(a), pytree.tree_leaves(b)
-    if len(xs) != len(ys):
-        return False
-    return all(
-        torch.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
-        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.shape == y.shape
-        else not isinstance(x, torch.Tensor) and not isinstance(y, torch.Tensor) and x == y
-        for x, y in zip(xs, ys, strict=True)
-    )
+    return len(xs) == len(ys) and all(map(same, xs, ys))

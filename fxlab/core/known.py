@@ -13,65 +13,55 @@ from typing import Any
 import torch
 
 from .node import Node, lookup, map_arg
-from .proxy import _SHAPE_NAMES, _UNKNOWN
+from .patches import untraced
+from .proxy import _UNKNOWN, asks_shape
+from .purity import effect
 
-_RANK = {"static": 0, "value": 1, "example": 2}
+STATIC, STATE, EXAMPLE = _SOURCES = ("", "a parameter or buffer", "example inputs")
+"""What a known value comes from; a shape of a parameter is as good as a literal."""
 
 
 def known(tracer: Any, node: Node) -> tuple[Any, str]:
-    """Return (value, why) of a Node; why is static, value (of a parameter or buffer) or example."""
+    """Return the value of a Node, or _UNKNOWN, and what it comes from."""
     table: dict[Node, tuple[Any, str]] = tracer._known
     todo = [node]
     with contextlib.ExitStack() as stack:
-        from .patches import untraced
-
-        stack.enter_context(untraced())
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for context in (untraced(), torch.no_grad(), torch.random.fork_rng(devices=[])):
+            stack.enter_context(context)
         if tracer._fake_mode is not None:
             stack.enter_context(tracer._fake_mode)
         while todo:
             current = todo[-1]
             missing = [n for n in current._input_nodes if n not in table]
-            if current in table:
-                todo.pop()
-            elif missing:
+            if missing:
                 todo.extend(missing)
-            else:
+                continue
+            todo.pop()
+            if current not in table:
                 table[current] = _evaluate(tracer, current, table)
     return table[node]
 
 
 def _evaluate(tracer: Any, node: Node, table: dict[Node, tuple[Any, str]]) -> tuple[Any, str]:
-    inputs = [table[n] for n in node._input_nodes]
+    """Run a Node on what is known of its inputs; whatever goes wrong, it is not known."""
+    inputs, op, target = [table[n] for n in node._input_nodes], node._op, node._target
     if any(value is _UNKNOWN for value, _ in inputs):
         return _UNKNOWN, ""
-    why = max((w for _, w in inputs), key=_RANK.__getitem__, default="static")
-    if why == "value" and _asks_shape(node):
-        why = "static"
+    why = max((why for _, why in inputs), key=_SOURCES.index, default=STATIC)
+    why = STATIC if why == STATE and asks_shape(node) else why
     try:
-        if node._op == "placeholder":
-            return tracer._examples[node._target], "example"
-        if node._op == "get_attr":
-            path = str(node._target)
-            constants = tracer.graph._constants
-            return constants[path] if path in constants else lookup(tracer.root, path), "value"
-        from .purity import effect
-
+        if op == "placeholder":
+            return tracer._examples[target], EXAMPLE
+        kept = tracer.graph._constants
+        if op == "get_attr":
+            return kept[target] if target in kept else lookup(tracer.root, str(target)), STATE
         if effect(node, tracer.root) is not None:
             return _UNKNOWN, ""
         args = map_arg(node._args, lambda n: table[n][0])
         kwargs = map_arg(node._kwargs, lambda n: table[n][0])
-        if node._op == "call_function":
-            return node._target(*args, **kwargs), why
-        if node._op == "call_method":
-            return getattr(args[0], str(node._target))(*args[1:], **kwargs), why
-        return lookup(tracer.root, str(node._target))(*args, **kwargs), why
-    except Exception:  # whatever goes wrong, the answer is "not known", and the caller says so
+        if op == "call_method":
+            return getattr(args[0], str(target))(*args[1:], **kwargs), why
+        function: Any = target if op == "call_function" else lookup(tracer.root, str(target))
+        return function(*args, **kwargs), why
+    except Exception:  # the caller says that it is not known
         return _UNKNOWN, ""
-
-
-def _asks_shape(node: Node) -> bool:
-    if node._op == "call_method":
-        return node._target in _SHAPE_NAMES
-    return node._target is getattr and node._args[1] in _SHAPE_NAMES

@@ -172,16 +172,11 @@ def _install() -> None:
             _set(kind, name, _method_recorder(getattr(kind, name), name))
 
 
-def patch_globals(tables: Iterable[dict[str, Any]], ids: Any, seen: set[int]) -> None:
-    """Replace, in some globals dicts, the functions whose id is in `ids` by recording ones."""
-    for table in tables:
-        if id(table) in seen:
-            continue
-        seen.add(id(table))
-        found = [(n, f) for n, f in table.items() if id(f) in ids and callable(f)]
-        for name, function in found:
-            with _lock:
-                _set_item(table, name, recorder(function))
+def patch_globals(table: dict[str, Any], ids: Any) -> None:
+    """Replace, in a globals dict, the functions whose id is in `ids` by recording ones."""
+    for name, function in [(n, f) for n, f in table.items() if id(f) in ids and callable(f)]:
+        with _lock:
+            _set_item(table, name, recorder(function))
 
 
 @functools.cache

@@ -277,6 +277,12 @@ def _refuse(proxy: Proxy, kind: type[TraceError], what: str) -> Any:
     raise error
 
 
+def asks_shape(node: Node) -> bool:
+    """Say whether a Node asks a tensor for its shape or the like."""
+    read = node._args[1:2] if node._target is getattr else [node._target]
+    return node._op in ("call_function", "call_method") and any(n in _SHAPE_NAMES for n in read)
+
+
 def _ways_out(node: Node, tracer: Any, what: str) -> list[str]:
     """Return the remedies that apply to this Node, the likeliest first."""
     ancestors, todo = {node: None}, [node]
@@ -286,10 +292,7 @@ def _ways_out(node: Node, tracer: Any, what: str) -> list[str]:
                 ancestors[source] = None
                 todo.append(source)
     inputs = [n for n in ancestors if n.op == "placeholder"]
-    shaped = any(
-        (n.target is getattr and n.args[1:2] and n.args[1] in _SHAPE_NAMES)
-        or (n.op == "call_method" and n.target in _SHAPE_NAMES) for n in ancestors
-    )  # fmt: skip
+    shaped = any(map(asks_shape, ancestors))
     hints = []
     if shaped and not tracer._examples:
         hints.append("give the tracer example inputs, which make ranks and sizes known: "

@@ -11,13 +11,14 @@ import dataclasses
 import enum
 import functools
 import inspect
+import linecache
 import math
+import operator
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -29,11 +30,17 @@ from .errors import (
     call_site, quote, running_node,
 )  # fmt: skip
 from .graph import Graph
-from .node import Argument, Node, Target, add_ancestors, base_types
+from .node import Args, Argument, Kwargs, Node, Target, add_ancestors, base_types
 from .proxy import _UNKNOWN, Attribute, ParameterProxy, Proxy, _refuse
 
 _PLAIN = frozenset((*base_types, type(None), type(...))) - {torch.Tensor}
-_CONSTANTS = (torch.Tensor, torch.ScriptObject, pytree.TreeSpec)
+_CONSTANTS = {torch.Tensor: "_tensor_constant", torch.ScriptObject: "_torchbind_obj",
+              pytree.TreeSpec: "_tree_spec_constant"}  # fmt: skip
+_proxyable_classes: dict[type, None] = {}
+_NOWHERE: Frame = ("<unknown>", 0, "?")
+Root = torch.nn.Module | Callable[..., Any]
+Fixed = dict[str, Any] | tuple[Any, ...] | None
+Examples = tuple[Any, ...] | dict[str, Any] | None
 
 
 class PHBase:
@@ -75,32 +82,34 @@ class TracerBase:
     """What every tracer can do: turn values into arguments, Nodes and Proxies."""
 
     graph: Graph
-    record_stack_traces: bool = False
-    check_mutable_operations: bool = False
-    trace_asserts: bool = False
-    proxy_buffer_attributes: bool = False
+    record_stack_traces = check_mutable_operations = trace_asserts = proxy_buffer_attributes = False
     traced_func_name: str = "forward"
-    scope: Scope
-    root: torch.nn.Module | None = None
-    module_stack: dict[str, tuple[str, Any]]
-    node_name_to_scope: dict[str, tuple[str, Any]]
-    _tracing = False
-    _retracing = False
-    _examples: dict[str, Any] | None = None
+    root: Any = None
+    _tracing = _retracing = _own_getattr = False
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        """Begin like new: what the trace before found out is forgotten."""
         self.scope = Scope("", None)
-        self.module_stack = {}
-        self.node_name_to_scope = {}
+        self.module_stack: dict[str, tuple[str, Any]] = {}
+        self.node_name_to_scope: dict[str, tuple[str, Any]] = {}
+        self.num_calls: dict[str, int] = {}
+        self.submodule_paths: dict[torch.nn.Module, str] | None = None
+        self.tensor_attrs: dict[int, str] | None = None
+        self._parameter_proxies: dict[str, Proxy] = {}
+        self._searched: set[int] = set()
         self._texts: set[str] = set()
         self._raised: list[TraceError] = []
         self._regions: list[tuple[Any, Node]] = []
         self._known: dict[Node, tuple[Any, str]] = {}
+        self._warnings: dict[tuple[Any, ...], tuple[str, Frame]] = {}
+        self._examples: dict[str, Any] | None = None
+        self._fake_mode: Any = None
 
-    def create_node(
-        self, kind: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument],
-        name: str | None = None, type_expr: Any = None,
-    ) -> Node:  # fmt: skip
+    def create_node(self, kind: str, target: Target, args: Args, kwargs: Kwargs,
+                    name: str | None = None, type_expr: Any = None) -> Node:  # fmt: skip
         """Put a Node into the graph; override it to check or change what is recorded."""
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         if self.check_mutable_operations:
@@ -124,34 +133,37 @@ class TracerBase:
         reason = effect(node, self.root, impure_random=False) if "call" in node._op else None
         if reason is not None and "writes" in reason:
             self.graph.erase_node(node)
-            raise _MutableError(f"a mutable operation was traced: {reason}", node=node, hint="use its out-of-place form")  # fmt: skip
+            raise _TraceRuntimeError(f"a mutable operation was traced: {reason}", node=node,
+                                     hint="use its out-of-place form")  # fmt: skip
 
     def proxy(self, node: Node) -> Proxy:
         """Return the Proxy for a Node; override it to use a class of your own."""
         return Proxy(node, self)
 
     def create_proxy(
-        self, kind: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], name: str |
-        None = None, type_expr: Any = None, proxy_factory_fn: Callable[[Node], Proxy] | None = None,
+        self, kind: str, target: Target, args: Args, kwargs: Kwargs, name: str | None = None,
+        type_expr: Any = None, proxy_factory_fn: Callable[[Node], Proxy] | None = None,
     ) -> Proxy:  # fmt: skip
         """Record one operation and return the Proxy of its value.
 
         Args:
             kind: the opcode.
             target: what is called or read.
-            args, kwargs: as the program gave them, Proxies among them.
+            args: as the program gave them, Proxies among them.
+            kwargs: likewise.
             name: wish for the Node's name.
             type_expr: annotation.
             proxy_factory_fn: makes the Proxy instead of `self.proxy`.
         """
-        node = self.create_node(
-            kind, target, self.create_arg(args), self.create_arg(kwargs) if kwargs else {}, name,
-            type_expr,
-        )  # fmt: skip
+        args, kwargs = self.create_arg(args), self.create_arg(kwargs) if kwargs else {}
+        node = self.create_node(kind, target, args, kwargs, name, type_expr)
         return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
 
     def create_arg(self, a: Any) -> Argument:
         """Turn a value of the traced program into something that can stand in a Node's arguments.
+
+        Tensors and modules become get_attr Nodes while a module is traced. A tensor that is no
+        attribute of the model is kept on the new GraphModule, never on the user's model.
 
         Raises:
             TraceError: a value that no graph can hold.
@@ -160,62 +172,60 @@ class TracerBase:
         if kind is Proxy:
             return a.__dict__["node"]
         if kind in _PLAIN:
-            if kind is str and self._texts:
-                self._check_text(a)
+            if kind is str and self._texts and any(part in a for part in self._texts):
+                self.warn("text", f"text made from a Proxy became an argument: {a[:60]!r}")
             return a
         if kind is tuple:
             return tuple([self.create_arg(e) for e in a])
         if kind is list:
             return [self.create_arg(e) for e in a]
-        if kind is dict:
-            return self._create_arg_dict(a)
         if isinstance(a, Proxy):
             return a.node
+        constant = self._constant(a)
+        if constant is not None:
+            return constant
         if kind is patches.TrainingFlag:
             return self.create_node("get_attr", a.path, (), {})
         if hasattr(a, "__fx_create_arg__"):
             return a.__fx_create_arg__(self)
         if isinstance(a, tuple):
-            parts = [self.create_arg(e) for e in a]
+            parts: Any = tuple(self.create_arg(e) for e in a)
             if hasattr(a, "_fields"):
-                return kind(*parts)
-            return a if isinstance(a, torch.Size) and all(map(int.__instancecheck__, parts)) else (
-                tuple(parts))  # fmt: skip
+                return self.create_node("call_function", kind, parts, {})
+            return a if all(map(operator.is_, parts, a)) else parts
         if isinstance(a, slice):
             return slice(*(self.create_arg(e) for e in (a.start, a.stop, a.step)))
-        if isinstance(a, range) or isinstance(a, (enum.Enum, *base_types)):
+        if isinstance(a, (range, enum.Enum, *base_types)):
             return a
-        if isinstance(a, (list, dict, set, frozenset)):
-            return self._create_arg_container(a)
-        if dataclasses.is_dataclass(a) and not isinstance(a, type):
+        if isinstance(a, dict):
+            for key in a:
+                if type(key) is not str and patches.find_proxy(key) is not None:
+                    raise TraceNotImplementedError(
+                        f"the traced value {key} is a key of a dict: keys must be known")  # fmt: skip
+            parts = {key: self.create_arg(value) for key, value in a.items()}
+            if kind is dict:
+                return parts
+        elif isinstance(a, (list, set, frozenset)):
+            parts = [self.create_arg(e) for e in a]
+        elif dataclasses.is_dataclass(a) and not isinstance(a, type):
             fields = {f.name: self.create_arg(getattr(a, f.name)) for f in dataclasses.fields(a)}
             return self.create_node("call_function", kind, (), fields)
-        inside = [] if isinstance(a, (type, torch.nn.Module)) else getattr(a, "__dict__", {}).values()
-        if patches.find_proxy(*inside) is None:
+        elif isinstance(a, (type, torch.nn.Module)) or (
+            patches.find_proxy(*getattr(a, "__dict__", {}).values()) is None
+        ):
             return a
-        raise TraceNotImplementedError(
-            f"a {kind.__module__}.{kind.__qualname__} that holds traced values cannot stand in a "
-            "graph",
-            expected="numbers, text, tensors, tuples, lists, dicts, slices, dataclasses",
-            hint="return its parts as a tuple or dict, or give the class a method "
-            "__fx_create_arg__(self, tracer)",
-        )  # fmt: skip
-
-    def _create_arg_dict(self, a: dict[Any, Any]) -> dict[Any, Any]:
-        for key in a:
-            if patches.find_proxy(key) is not None:
-                raise TraceNotImplementedError(
-                    f"the traced value {key} is a key of a dict: keys must be known",
-                    node=patches.find_proxy(key).node,  # type: ignore[union-attr]
-                    )
-        return {key: self.create_arg(value) for key, value in a.items()}
-
-    def _create_arg_container(self, a: Any) -> Argument:
-        """Record the building of an OrderedDict, set or other subclass, so that its type is kept."""
-        parts: Any = [self.create_arg(e) for e in a] if not isinstance(a, dict) else (
-            self._create_arg_dict(a))  # fmt: skip
+        else:
+            raise TraceNotImplementedError(
+                f"a {kind.__module__}.{kind.__qualname__} that holds traced values cannot stand in "
+                "a graph", expected="numbers, text, tensors, tuples, lists, dicts, dataclasses",
+                hint="return its parts as a tuple or dict, or give the class a method "
+                "__fx_create_arg__(self, tracer)")  # fmt: skip
+        # An OrderedDict, set or other subclass is built by a Node, so that its type is kept.
         factory = (a.default_factory,) if hasattr(a, "default_factory") else ()
-        return self.create_node("call_function", type(a), (*factory, parts), {})
+        return self.create_node("call_function", kind, (*factory, parts), {})
+
+    def _constant(self, a: Any) -> Node | None:
+        """Return a get_attr Node for a tensor, module or other object of the traced module."""
 
     def to_bool(self, obj: Proxy) -> bool:
         """Answer `if proxy:`; override it to choose a branch."""
@@ -238,23 +248,31 @@ class TracerBase:
         return Attribute(obj, "keys")()
 
     def concrete(self, obj: Proxy, what: str) -> Any:
-        """Return the value behind a Proxy if parameters or example inputs tell it.
+        """Return the value behind a Proxy if parameters, buffers or example inputs tell it.
 
         Args:
             obj: the Proxy that is asked.
             what: for the TraceWarning that says what was fixed.
         """
-        return _UNKNOWN
+        from .known import STATE, known
+
+        value, why = known(self, obj.node)
+        if value is not _UNKNOWN and why and (what != "its length" or why == STATE):
+            self.warn("fixed", f"{what} of {obj} was fixed to {value!r:.60}, which comes from {why}")
+        return value
 
     def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
-        """Note something that the graph does not keep; shown once per kind and line."""
-
-    def _check_text(self, text: str) -> None:
-        if any(part in text for part in self._texts):
-            self.warn("text", f"text made from a Proxy became an argument: {text[:60]!r}")
+        """Note a TraceWarning for the user's line that runs now; emitted when the trace is done."""
+        place = place or (*call_site(1, True), _NOWHERE)[0]
+        self._warnings.setdefault((kind, *place[:2]), (message, place))
 
     def _asked_class(self, proxy: Proxy, frame: Any) -> None:
         """Called when a line of the user's asks for a Proxy's class, usually by isinstance."""
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        kinds = ("Tensor", "int", "float", "bool", "Number", "complex")
+        if "isinstance" in line and any(word in line for word in kinds):
+            self.warn("isinstance", f"isinstance on {proxy} answers for the Proxy, not for the "
+                                    "value, and that answer is fixed in the graph")  # fmt: skip
 
 
 class GraphAppendingTracer(TracerBase):
@@ -263,9 +281,6 @@ class GraphAppendingTracer(TracerBase):
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.graph = graph
-
-
-_SITES = {"example": "example inputs", "value": "a parameter or buffer"}
 
 
 class Tracer(TracerBase):
@@ -282,7 +297,7 @@ class Tracer(TracerBase):
     ...         return True
     >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU()))
     >>> [node.name for node in KeepAll().trace(model).nodes]
-    ['input', '_0', 'output']
+    ['input_1', '_0', 'output']
     """
 
     def __init__(
@@ -291,18 +306,11 @@ class Tracer(TracerBase):
     ) -> None:  # fmt: skip
         super().__init__()
         self._autowrap_search = list(autowrap_modules)
-        functions = chain(
-            (f for m in autowrap_modules for n, f in vars(m).items()
-             if not n.startswith("_") and callable(f)),
-            autowrap_functions,
-        )  # fmt: skip
+        functions = [f for m in autowrap_modules for n, f in vars(m).items() if n[0] != "_"]
+        functions = [*filter(callable, functions), *autowrap_functions]
         self._autowrap_function_ids = {id(f): f for f in functions}
         self.param_shapes_constant = param_shapes_constant
-        self.root: torch.nn.Module = torch.nn.Module()
-        self.root_module_name = ""
-        self.submodule_paths: dict[torch.nn.Module, str] | None = None
-        self.num_calls: dict[str, int] = {}
-        self.tensor_attrs: dict[int, str] | None = None
+        self.root, self.root_module_name = torch.nn.Module(), ""
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -316,14 +324,11 @@ class Tracer(TracerBase):
         return self.is_leaf_type(type(m))
 
     @staticmethod
+    @functools.cache
     def is_leaf_type(kind: type) -> bool:
         """Say whether a class is one of torch.nn's that a trace does not look into by default."""
-        leaf = _leaf_types.get(kind)
-        if leaf is None:
-            leaf = _leaf_types[kind] = kind.__module__.startswith(
-                ("torch.nn", "torch.ao.nn")
-            ) and not issubclass(kind, torch.nn.Sequential)
-        return leaf
+        of_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn"))
+        return of_torch and not issubclass(kind, torch.nn.Sequential)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         """Return a module's dotted path from the root.
@@ -335,27 +340,23 @@ class Tracer(TracerBase):
         if path is None:
             raise TraceNameError(
                 f"a {type(mod).__name__} was called that is no sub-module of "
-                f"{type(self.root).__name__}",
-                hint="assign it to an attribute of the model in __init__ (a plain Python list or "
-                "dict hides modules: use ModuleList, ModuleDict)",
+                f"{type(self.root).__name__}", hint="assign it to an attribute of the model in "
+                "__init__ (a plain Python list or dict hides modules: use ModuleList, ModuleDict)",
                 wrong="self.layers = [Linear(2, 2)]",
-                right="self.layers = ModuleList([Linear(2, 2)])",
-            )  # fmt: skip
+                right="self.layers = ModuleList([Linear(2, 2)])")  # fmt: skip
         return path
 
-    def call_module(
-        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs:
-        dict[str, Any],
-    ) -> Any:  # fmt: skip
+    def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Args,
+                    kwargs: Kwargs) -> Any:  # fmt: skip
         """Record a leaf module's call, or run another module's forward with Proxies.
 
         Args:
             m: the called module.
             forward: runs it.
-            args, kwargs: of the call.
+            args: of the call.
+            kwargs: of the call.
         """
-        path = self.path_of_module(m)
-        kind = type(m)
+        path, kind = self.path_of_module(m), type(m)
         scope, stack = self.scope, self.module_stack
         outer = (scope.module_path, scope.module_type)
         scope.module_path, scope.module_type = path, kind
@@ -370,9 +371,7 @@ class Tracer(TracerBase):
             self.module_stack = stack
             scope.module_path, scope.module_type = outer
 
-    def getattr(
-        self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]
-    ) -> Any:
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
         """Answer the reading of a module's attribute: a Proxy for parameters and buffers.
 
         Args:
@@ -400,57 +399,32 @@ class Tracer(TracerBase):
             i += 1
         return f"{prefix}{i}"
 
-    def create_arg(self, a: Any) -> Argument:
-        """Turn a value into an argument; tensors and modules become get_attr Nodes.
-
-        A tensor that is no attribute of the model is kept on the new GraphModule, never on the
-        user's model.
-        """
-        kind = type(a)
-        if kind is Proxy:
-            return a.__dict__["node"]
-        if kind is tuple:
-            return tuple([self.create_arg(e) for e in a])
-        if kind in _PLAIN:
-            return super().create_arg(a) if kind is str else a
-        if isinstance(a, _CONSTANTS):
+    def _constant(self, a: Any) -> Node | None:
+        prefix = next((p for k, p in _CONSTANTS.items() if isinstance(a, k)), None)
+        if prefix is not None:
             path = self._tensor_paths().get(id(a))
+            if path is None and isinstance(a, torch.nn.Parameter):
+                raise TraceNameError("a parameter was used that is not a member of the traced module",
+                                     hint="assign it to an attribute of the model")  # fmt: skip
             if path is None:
-                if isinstance(a, torch.nn.Parameter):
-                    raise TraceNameError(
-                        "a parameter was used that is not a member of the traced module",
-                        hint="assign it to an attribute of the model",
-                    )  # fmt: skip
-                path = self._keep_constant(a)
-            return self.create_node("get_attr", path, (), {})
-        if isinstance(a, torch.nn.Module):
+                path = self._tensor_paths()[id(a)] = self._keep_constant(prefix, a)
+        elif isinstance(a, torch.nn.Module):
             path = self._paths().get(a)
-            if path:
-                return self.create_node("get_attr", path, (), {})
-        if isinstance(a, tuple) and hasattr(a, "_fields"):
-            parts = tuple(self.create_arg(e) for e in a)
-            return self.create_node("call_function", kind, parts, {})
-        if kind in _proxyable_classes:
-            name = self.get_fresh_qualname(f"_{kind.__name__}_constant_")
-            self.graph._constants[name] = a
-            return self.create_node("get_attr", name, (), {})
-        return super().create_arg(a)
+        elif type(a) in _proxyable_classes:
+            path = self._keep_constant(f"_{type(a).__name__}_constant_", a)
+        else:
+            return None
+        return self.create_node("get_attr", path, (), {}) if path else None
 
-    def _keep_constant(self, a: Any) -> str:
-        prefix = "_tensor_constant" if isinstance(a, torch.Tensor) else (
-            "_torchbind_obj" if isinstance(a, torch.ScriptObject) else "_tree_spec_constant"
-        )  # fmt: skip
+    def _keep_constant(self, prefix: str, a: Any) -> str:
         name = self.get_fresh_qualname(prefix)
         self.graph._constants[name] = a
-        self._tensor_paths()[id(a)] = name
         return name
 
     # -- the trace ------------------------------------------------------------------------------
 
-    def trace(
-        self, root: torch.nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any,
-        ...] | None = None, *, example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
-    ) -> Graph:  # fmt: skip
+    def trace(self, root: Root, concrete_args: Fixed = None, *,
+              example_inputs: Examples = None) -> Graph:  # fmt: skip
         """Run `root` with Proxies and return the Graph of what it did.
 
         Args:
@@ -468,8 +442,8 @@ class Tracer(TracerBase):
         return capture(self, root, concrete_args, example_inputs)
 
     def create_args_for_root(
-        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
-    ) -> tuple[Callable[..., Any], list[Any]]:
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None,
+    ) -> tuple[Callable[..., Any], list[Any]]:  # fmt: skip
         """Make one placeholder per parameter of `root_fn`.
 
         Args:
@@ -486,13 +460,16 @@ class Tracer(TracerBase):
 
     def _called(self, mod: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Called instead of every module call of the tracing thread."""
-        self._search_globals(type(mod).forward)
-        return self.call_module(mod, functools.partial(self._inline, self, mod), args, kwargs)
+        from .capture import inline
 
-    def _search_globals(self, function: Any) -> None:
-        table = getattr(function, "__globals__", None)
+        self._search_globals(getattr(type(mod).forward, "__globals__", None))
+        return self.call_module(mod, functools.partial(inline, self, mod), args, kwargs)
+
+    def _search_globals(self, table: dict[str, Any] | None) -> None:
+        """Patch the functions that are to be recorded in a dict of globals, once per trace."""
         if table is not None and id(table) not in self._searched:
-            patches.patch_globals((table,), self._autowrap_function_ids, self._searched)
+            self._searched.add(id(table))
+            patches.patch_globals(table, self._autowrap_function_ids)
 
     def _read(self, mod: torch.nn.Module, name: str, value: Any) -> Any:
         if self._own_getattr or isinstance(value, torch.Tensor):
@@ -510,81 +487,32 @@ class Tracer(TracerBase):
 
     def _paths(self) -> dict[torch.nn.Module, str]:
         if self.submodule_paths is None:
-            paths: dict[torch.nn.Module, str] = {}
-            todo = [("", self.root)]
-            while todo:
-                path, module = todo.pop()
-                if module not in paths:
-                    paths[module] = path
-                    dot = path + "." if path else ""
-                    children = [(dot + k, m) for k, m in module._modules.items() if m is not None]
-                    todo.extend(reversed(children))
-            self.submodule_paths = paths
+            self.submodule_paths = {module: path for path, module in self.root.named_modules()}
         return self.submodule_paths
 
     def _tensor_paths(self) -> dict[int, str]:
         """Return id -> dotted path of each tensor that the root holds, and of kept constants."""
         if self.tensor_attrs is None:
-            ids = self.tensor_attrs = {}
+            ids, kinds = {}, tuple(_CONSTANTS)
             for module, path in self._paths().items():
                 dot = path + "." if path else ""
                 for table in (module._parameters, module._buffers, module.__dict__):
                     for name, value in table.items():
-                        if isinstance(value, _CONSTANTS):
+                        if isinstance(value, kinds):
                             ids.setdefault(id(value), dot + name)
+            self.tensor_attrs = ids
         return self.tensor_attrs
-
-    # -- what is known, and what is lost ----------------------------------------------------------
-
-    def concrete(self, obj: Proxy, what: str) -> Any:
-        """Return the value behind a Proxy if parameters, buffers or example inputs tell it."""
-        from .known import known
-
-        value, why = known(self, obj.node)
-        if value is not _UNKNOWN and why in _SITES and (what != "its length" or why == "value"):
-            self.warn("fixed", f"{what} of {obj} was fixed to {value!r:.60}, which comes from "
-                               f"{_SITES[why]}")  # fmt: skip
-        return value
-
-    def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
-        """Note a TraceWarning for the user's line that runs now; emitted when the trace is done."""
-        if place is None:
-            where = call_site(1, True)
-            place = where[0] if where else ("<unknown>", 0, "?")
-        self._warnings.setdefault((kind, *place[:2]), (message, place))
-
-    def _asked_class(self, proxy: Proxy, frame: Any) -> None:
-        import linecache
-
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if "isinstance" in line and any(
-            word in line for word in ("Tensor", "int", "float", "bool", "Number", "complex")
-        ):
-            self.warn("isinstance", f"isinstance on {proxy} answers for the Proxy, not for the "
-                                    "value, and that answer is fixed in the graph")  # fmt: skip
 
     def _emit_warnings(self) -> list[str]:
         """Emit each noted TraceWarning once; return their texts."""
         for error in self._raised:
-            place = error.where[0] if error.where else ("<unknown>", 0, "?")
             text = f"the program caught this and went on another way: {error.message}"
-            self._warnings.setdefault(("caught", *place[:2]), (text, place))
+            self.warn("caught", text, (*error.where, _NOWHERE)[0])
         texts = []
         for message, place in self._warnings.values():
             texts.append(f"{message}\n  at {quote(place)}")
             warnings.warn_explicit(texts[-1], TraceWarning, place[0], max(place[1], 1))
         return texts
-
-    _own_getattr = False
-    _inline: Any = None
-    _fake_mode: Any = None
-    _searched: set[int]
-    _parameter_proxies: dict[str, Proxy]
-    _warnings: dict[tuple[Any, ...], tuple[str, Any]] = {}
-
-
-_leaf_types: dict[type, bool] = {}
-_proxyable_classes: dict[type, None] = {}
 
 
 @functools.cache
@@ -600,6 +528,7 @@ class ProxyableClassMeta(type):
         super().__init__(name, bases, attrs)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Build the instance, or record the building if a Proxy goes in."""
         instance = cls.__new__(cls)  # type: ignore[call-overload]
         if not isinstance(instance, cls):
             return instance
@@ -630,20 +559,14 @@ def wrap(fn_or_name: Any) -> Any:
         patches.wrapped_functions[id(fn)] = fn
         return fn_or_name
     if not isinstance(fn_or_name, str):
-        raise _WrapError(
-            f"wrap needs a function or the name of one, got {fn_or_name!r}"
-        )
+        raise _TraceRuntimeError(f"wrap needs a function or the name of one, got {fn_or_name!r}")
     table = sys._getframe(1).f_globals
     patches.wrapped_names[(id(table), fn_or_name)] = table
     return fn_or_name
 
 
-class _WrapError(TraceError, RuntimeError):
-    pass
-
-
-class _MutableError(TraceError, RuntimeError):
-    pass
+class _TraceRuntimeError(TraceError, RuntimeError):
+    """A TraceError where torch.fx raises a RuntimeError."""
 
 
 def is_fx_tracing() -> bool:
@@ -668,11 +591,8 @@ def wrapped(*functions: Callable[..., Any]) -> Iterator[None]:
             patches.wrapped_functions.pop(key, None)
 
 
-def symbolic_trace(
-    root: torch.nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] |
-    None = None, *, example_inputs: tuple[Any, ...] | dict[str, Any] | None = None, check:
-    tuple[Any, ...] | None = None,
-) -> Any:  # fmt: skip
+def symbolic_trace(root: Root, concrete_args: Fixed = None, *, example_inputs: Examples = None,
+                   check: tuple[Any, ...] | None = None) -> Any:  # fmt: skip
     """Trace a module or function and return it as a GraphModule.
 
     Args:
