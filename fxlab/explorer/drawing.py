@@ -8,6 +8,7 @@ PNG. README's picture, the static copy and `Timeline.to_svg` come from here.
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -261,8 +262,14 @@ def sketch(
     if caption:
         step = story.steps[index - 1] if index else None
         said = f"{step['c']}: {step['t']}" if step else f"start: {story.data['title']}"
-        out.texts.append((8, 18, elide(said, int(out.width / CHAR) - 2), INK, "bold"))
-        top = 34.0
+        heads = [(text, INK) for text in textwrap.wrap(said, int(out.width / CHAR) - 2)[:3]]
+        if step and step.get("wf"):
+            wrong = elide(f"not well formed: {step['wf']}", int(out.width / CHAR) - 2)
+            heads.append((wrong, MARKS["-"][0]))
+        for text, color in heads:
+            out.texts.append((8, top + 6, text, color, "bold"))
+            top += 16
+        top += 6
     if first > 0:
         out.texts.append((left, top + 11, f"{first} rows above", DIM, "italic"))
         top += ROW
@@ -290,6 +297,21 @@ def sketch(
                 tone = LANES[source % 6] if source < MAX_LANES else DIM
                 a, b = x(source), x(lane)
                 out.curves.append((tone, [(a, y[k] - ROW * 0.8), (a, y[k]), (b, y[k])]))
+    ghosts = {one.row: k for k, one in enumerate(lines) if one.state == "ghost"}
+    gone = [
+        (k, ghosts[row])
+        for k in range(first, last)
+        for row in (lines[k].inputs if inputs[k] is not None else ())
+        if row not in position and row in ghosts
+    ]
+    for reader, producer in [*gone, *lanes.back]:  # what is not well formed
+        if first <= reader < last and first <= producer < last:
+            a = x(wide if inputs[producer] is None else lanes.lane[producer])
+            b = x(lanes.lane[reader])
+            tilt = ROW if reader == producer else 0
+            aside = 16 + tilt
+            bow = [(a + aside, y[producer] - tilt), (b + aside, y[reader] + tilt)]
+            out.curves.append((MARKS["-"][0], [(a, y[producer]), *bow, (b, y[reader])]))
     for k in range(first, last):
         one = lines[k]
         if one.state == "empty":
@@ -343,14 +365,13 @@ def group(drawing: Sketch, dx: float = 0, dy: float = 0) -> str:
         for x, y, w, h, color in drawing.rects
     ]
     paths: dict[str, list[str]] = {}
-    for color, points in drawing.curves:
-        (x0, y0), *rest = points
-        if len(rest) == 1:
-            paths.setdefault(color, []).append(f"M{n(x0)} {n(y0)}V{n(rest[0][1])}")
-        else:
-            (x1, y1), (x2, y2) = rest
-            paths.setdefault(color, []).append(f"M{n(x0)} {n(y0)}Q{n(x1)} {n(y1)} {n(x2)} {n(y2)}")
-    out += [f'<path d="{"".join(d)}" stroke="{color}"/>' for color, d in paths.items()]
+    for color, ((x0, y0), *rest) in drawing.curves:
+        kind = "-LQC"[len(rest)]
+        ends = " ".join(f"{n(x)} {n(y)}" for x, y in rest)
+        paths.setdefault(color, []).append(f"M{n(x0)} {n(y0)}{kind}{ends}")
+    for color, d in paths.items():
+        dash = ' stroke-dasharray="3 3"' if color == MARKS["-"][0] else ""
+        out.append(f'<path d="{"".join(d)}" stroke="{color}"{dash}/>')
     glyphs: dict[tuple[str, bool], list[str]] = {}
     for x, y, _letter, color, ghost in drawing.glyphs:
         glyphs.setdefault((color, ghost), []).append(
@@ -394,7 +415,7 @@ def svg(drawings: Sequence[Sketch], body: str, width: float, height: float, styl
         {t[3] for d in drawings for t in d.texts} | {g[3] for d in drawings for g in d.glyphs}
     )
     rules = "".join(f'[fill="{color}"]{{fill:{color}}}' for color in [*colors, "#fff"])
-    rules += "".join(f'[stroke="{c}"]{{stroke:{c}}}' for c in (*LANES, DIM))
+    rules += "".join(f'[stroke="{c}"]{{stroke:{c}}}' for c in (*LANES, DIM, MARKS["-"][0]))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{STYLE}{rules}{style}</style>'
@@ -475,10 +496,13 @@ def png(story: Story, index: int, path: Any, limit: int | None = None, scale: fl
     axes.axis("off")
     for x, y, width, height, color in drawing.rects:
         axes.add_patch(Rectangle((x, y), width, height, color=color, linewidth=0))
+    kinds = {2: Curve.LINETO, 3: Curve.CURVE3, 4: Curve.CURVE4}
     for color, points in drawing.curves:
-        codes = [Curve.MOVETO, Curve.LINETO] if len(points) == 2 else None
-        curve = Curve(points, codes or [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3])
-        axes.add_patch(PathPatch(curve, fill=False, edgecolor=color, linewidth=1.3))
+        curve = Curve(points, [Curve.MOVETO, *[kinds[len(points)]] * (len(points) - 1)])
+        style = "--" if color == MARKS["-"][0] else "-"
+        axes.add_patch(
+            PathPatch(curve, fill=False, edgecolor=color, linewidth=1.3, linestyle=style)
+        )
     for x, y, letter, color, ghost in drawing.glyphs:
         face = "white" if ghost else color
         axes.add_patch(Circle((x, y), 7, facecolor=face, edgecolor=color, zorder=3))

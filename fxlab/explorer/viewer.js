@@ -681,8 +681,10 @@ export class Viewer {
     const tone = (row) => (lane[row] >= cap ? "many" : `t${lane[row] % 6}`);
     const path = (d, name) => kids.push(svg("path", { d, class: name }));
     const arc = (row, other, bow, name) => {
-      const start = inputs[other] ? x(lane[other]) : aside, stop = x(lane[row]);
-      path(`M${start} ${y(other)}C${start + bow} ${y(other)} ${stop + bow} ${y(row)} ${stop} ${y(row)}`, name);
+      const start = inputs[other] ? x(lane[other]) : aside, stop = x(lane[row]), a = y(other), b = y(row);
+      const tilt = row === other ? tall : 0;
+      bow += tilt;
+      path(`M${start} ${a}C${start + bow} ${a - tilt} ${stop + bow} ${b + tilt} ${stop} ${b}`, name);
     };
     for (let row = 0; row < to; row++) {
       if (!inputs[row]) continue;
