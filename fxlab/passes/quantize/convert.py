@@ -32,7 +32,15 @@ from fxlab.passes.quantize.modules import (
     Table,
 )
 from fxlab.passes.quantize.observers import Observer, QParams
-from fxlab.passes.quantize.plan import Group, Plan, evaluate, make_plan, reads_shape_only
+from fxlab.passes.quantize.plan import (
+    Group,
+    Plan,
+    evaluate,
+    make_plan,
+    modules_of,
+    path_of,
+    reads_shape_only,
+)
 from fxlab.passes.quantize.prepare import (
     config_of,
     erase_identities,
@@ -150,7 +158,7 @@ def _take_out_observers(gm: GraphModule) -> dict[Node, Observer]:
     for node in list(gm.graph.nodes):
         if node.op != "call_module":
             continue
-        module = gm.get_submodule(node.target)
+        module: Any = gm.get_submodule(path_of(node))
         observer = module if isinstance(module, Observer) else getattr(module, "observer", None)
         if not isinstance(observer, Observer) or getattr(module, "is_qat", False):
             continue
@@ -166,7 +174,7 @@ def _take_out_training(gm: GraphModule) -> dict[str, QParams]:
     trained = {}
     for node in gm.graph.nodes:
         if node.op == "call_module" and node.target not in trained:
-            module = gm.get_submodule(node.target)
+            module: Any = gm.get_submodule(path_of(node))
             if getattr(module, "is_qat", False):
                 plain, trained[node.target] = module.plain()
                 gm.set_submodule(node.target, plain)
@@ -212,8 +220,8 @@ def _merge_quantize(gm: GraphModule) -> None:
         if node.op != "call_module" or len(node.users) != 1:
             continue
         (reader,) = node.users
-        layer = gm.get_submodule(reader.target) if reader.op == "call_module" else None
-        if isinstance(gm.get_submodule(node.target), Quantize) and isinstance(layer, Int8Linear):
+        layer = gm.get_submodule(path_of(reader)) if reader.op == "call_module" else None
+        if isinstance(gm.get_submodule(path_of(node)), Quantize) and isinstance(layer, Int8Linear):
             layer.reads_float = True
             reader.meta["quantized_input"] = node.meta["quantized"]
             reader.replace_input_with(node, node.args[0])
@@ -234,7 +242,7 @@ class _Writer:
     ) -> None:
         self.gm, self.plan, self.mapping, self.engine = gm, plan, mapping, engine
         self.observers, self.trained = observers, trained
-        self.modules = dict(gm.named_modules(remove_duplicate=False))
+        self.modules = modules_of(gm)
         groups = (group for group in plan.groups if group.kind != "embedding")
         self.members = {node for group in groups for node in group.nodes}
         self.code_of: dict[Node, Node] = {}  # value -> the node that gives its codes
@@ -258,15 +266,16 @@ class _Writer:
             codes = Codes(float(q.scale), int(q.zero_point), q.quant_max)
             self.meaning[root] = codes
             low, high = q.bounds
+            seen: Any = getattr(observer, "observer", observer)
             self.tensors[root.name] = {
                 "low": float(low),
                 "high": float(high),
                 "scale": codes.scale,
                 "zero_point": codes.zero_point,
-                "seen_low": float(getattr(observer, "observer", observer).low),
-                "seen_high": float(getattr(observer, "observer", observer).high),
+                "seen_low": float(seen.low),
+                "seen_high": float(seen.high),
             }
-            if getattr(observer, "observer", observer).constant:
+            if seen.constant:
                 self.notes.append(f"{root.name}: calibration saw one constant value only")
         return self.meaning[root]
 
@@ -342,10 +351,11 @@ class _Writer:
 
     # --------------------------------------------------------------------------------- one per kind
 
-    def _layer_arguments(self, group: Group) -> tuple[dict[str, Any], nn.Module, str]:
+    def _layer_arguments(self, group: Group) -> tuple[dict[str, Any], Any, str]:
         node = group.nodes[0]
-        layer = self.modules[node.target]
-        weight, scale = self._weight(node.target, layer.weight, group)
+        path = path_of(node)
+        layer = self.modules[path]
+        weight, scale = self._weight(path, layer.weight, group)
         output = self.codes_of(group.out) if group.emits == "codes" else None
         arguments = {
             "weight": weight,
@@ -356,14 +366,13 @@ class _Writer:
             "relu": group.relu,
             "engine": self.engine,
         }
-        used = self.calls[node.target] = self.calls.get(node.target, 0) + 1
+        used = self.calls[path] = self.calls.get(path, 0) + 1
         if used == 2:
             self.notes.append(
-                f"{node.target} is called several times: each call has its own scales, "
+                f"{path} is called several times: each call has its own scales, "
                 "all share one int8 weight"
             )
-        path = node.target if used == 1 else f"{node.target.replace('.', '_')}_{used}"
-        return arguments, layer, path
+        return arguments, layer, path if used == 1 else f"{path.replace('.', '_')}_{used}"
 
     def _weight(self, path: str, weight: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """Return int8 codes and scales of a weight; a weight shared by modules is coded once."""
@@ -412,7 +421,7 @@ class _Writer:
         node, value = group.out, group.inputs[0]
         name = node.target if isinstance(node.target, str) else node.target.__name__
         if node.op == "call_module":
-            name = type(self.modules[node.target]).__name__
+            name = type(self.modules[path_of(node)]).__name__
         output = self.codes_of(node) if group.emits == "codes" else None
         function = evaluate(node, self.modules)
         table = Table.of(name, function, self.codes_of(value), output)
@@ -430,12 +439,12 @@ class _Writer:
     def _max_pool(self, group: Group) -> tuple[nn.Module, str, tuple]:
         node = group.out
         if node.op == "call_module":
-            pool = self.modules[node.target]
+            pool = self.modules[path_of(node)]
             given = {name: getattr(pool, name) for name in POOL_OPTIONS}
         else:
             given = dict(zip(POOL_OPTIONS, node.args[1:], strict=False)) | dict(node.kwargs)
             given = {name: value for name, value in given.items() if name in POOL_OPTIONS}
-        path = node.target if node.op == "call_module" else f"{node.name}_int8"
+        path = path_of(node) if node.op == "call_module" else f"{node.name}_int8"
         path = path if self._calls(path) == 1 else f"{node.name}_int8"
         module = Int8MaxPool2d(self.codes_of(group.inputs[0]), **given)
         return module, path, (self.read(group.inputs[0]),)
@@ -452,9 +461,9 @@ class _Writer:
 
     def _embedding(self, group: Group) -> tuple[nn.Module, str, tuple]:
         node = group.out
-        layer = self.modules[node.target]
-        weight, scale = self._weight(node.target, layer.weight, group)
-        return Int8Embedding(weight, scale), node.target, tuple(node.args)
+        layer = self.modules[path_of(node)]
+        weight, scale = self._weight(path_of(node), layer.weight, group)
+        return Int8Embedding(weight, scale), path_of(node), tuple(node.args)
 
     def erase_old(self) -> None:
         """Erase the nodes that were replaced, last first."""

@@ -101,6 +101,7 @@ class Table(CodesModule):
     """
 
     CODES = ("input", "output")
+    table: Tensor
 
     def __init__(self, name: str, table: Tensor, input: Codes, output: Codes | None) -> None:
         super().__init__()
@@ -138,6 +139,9 @@ class Int8Layer(CodesModule):
     """
 
     CODES = ("input", "output")
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -355,6 +359,9 @@ class Int8Embedding(CodesModule):
         weight: i8[V, D].
         weight_scale: f32[V].
     """
+
+    weight: Tensor
+    weight_scale: Tensor
 
     def __init__(self, weight: Tensor, weight_scale: Tensor) -> None:
         super().__init__()

@@ -142,6 +142,11 @@ class Observer(nn.Module):
     that were NaN or infinite), so calibration survives ``state_dict``.
     """
 
+    low: Tensor
+    high: Tensor
+    count: Tensor
+    broken: Tensor
+
     def __init__(
         self,
         bits: int = 8,
@@ -193,7 +198,7 @@ class Observer(nn.Module):
     @property
     def constant(self) -> bool:
         """Whether every value seen was the same."""
-        return bool(int(self.count)) and bool((self.low == self.high).all())
+        return bool(int(self.count)) and torch.equal(self.low, self.high)
 
     def qparams(self) -> QParams:
         """Return scale and zero point.
@@ -304,6 +309,10 @@ class HistogramObserver(MinMaxObserver):
     Buffers: ``counts`` (f64[bins]), ``reach`` (f64[]), ``zeros`` (how many values were exactly 0,
     as after a ReLU: those have no error at any scale).
     """
+
+    counts: Tensor
+    reach: Tensor
+    zeros: Tensor
 
     def __init__(
         self,

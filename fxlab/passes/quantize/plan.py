@@ -113,24 +113,34 @@ def data_input(node: Node) -> Node | None:
     return first if isinstance(first, Node) else None
 
 
-def key_of(node: Node, modules: dict[str, nn.Module]) -> Any:
+def modules_of(gm: GraphModule) -> dict[str, Any]:
+    """Return every module by path, those with several paths under each."""
+    return dict(gm.named_modules(remove_duplicate=False))
+
+
+def path_of(node: Node) -> str:
+    """Return the path or name that a node's target is."""
+    return str(node.target)
+
+
+def key_of(node: Node, modules: dict[str, Any]) -> Any:
     """Return what the tables above hold: a module's class, a function, a method's name."""
-    return type(modules[node.target]) if node.op == "call_module" else node.target
+    return type(modules[path_of(node)]) if node.op == "call_module" else node.target
 
 
 def make_plan(gm: GraphModule, mapping: QConfigMapping) -> Plan:
     """Return which nodes of ``gm`` run on codes under ``mapping``; edits nothing."""
-    modules = dict(gm.named_modules(remove_duplicate=False))
+    modules = modules_of(gm)
     plan = Plan()
     kinds: dict[Node, str] = {}
     why: dict[Node, str] = {}
-    configs: dict[Node, QConfig | None] = {}
+    configs: dict[Node, Any] = {}
     shared = _edited_and_shared(gm, modules)
     feeding = _feed_layers(gm, modules)
     for node in gm.graph.nodes:
         if node.op not in ("call_module", "call_function", "call_method"):
             continue
-        path = node.target if node.op == "call_module" else node.name
+        path = path_of(node) if node.op == "call_module" else node.name
         configs[node] = mapping.find(path, key_of(node, modules))
         kind, reason = _classify(node, modules)
         if kind == "meta":
@@ -171,10 +181,10 @@ def reads_shape_only(node: Node) -> bool:
     )
 
 
-def edits_in_place(node: Node, modules: dict[str, nn.Module]) -> bool:
+def edits_in_place(node: Node, modules: dict[str, Any]) -> bool:
     """Return whether running ``node`` changes the tensor it reads."""
     if node.op == "call_module":
-        return bool(getattr(modules[node.target], "inplace", False))
+        return bool(getattr(modules[path_of(node)], "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.kwargs.get("inplace"):
         return True
@@ -182,7 +192,7 @@ def edits_in_place(node: Node, modules: dict[str, nn.Module]) -> bool:
     return (name.endswith("_") and not private) or name in ("iadd", "imul", "isub", "itruediv")
 
 
-def _edited_and_shared(gm: GraphModule, modules: dict[str, nn.Module]) -> set[Node]:
+def _edited_and_shared(gm: GraphModule, modules: dict[str, Any]) -> set[Node]:
     """Return the values that one node edits in place while another reads them too."""
     values = set()
     for node in gm.graph.nodes:
@@ -193,7 +203,7 @@ def _edited_and_shared(gm: GraphModule, modules: dict[str, nn.Module]) -> set[No
     return values
 
 
-def _feed_layers(gm: GraphModule, modules: dict[str, nn.Module]) -> set[Node]:
+def _feed_layers(gm: GraphModule, modules: dict[str, Any]) -> set[Node]:
     """Return the nodes whose result reaches a layer through nothing but operations on codes."""
     found = set()
     for node in reversed(gm.graph.nodes):
@@ -211,9 +221,9 @@ def _as_table(policy: str, between_layers: bool) -> bool:
     return policy == "all" or (policy == "ends" and not between_layers)
 
 
-def _classify(node: Node, modules: dict[str, nn.Module]) -> tuple[str | None, str]:
+def _classify(node: Node, modules: dict[str, Any]) -> tuple[str | None, str]:
     """Return what ``node`` is to quantization, or None and the reason why it is nothing."""
-    module = modules[node.target] if node.op == "call_module" else None
+    module = modules[path_of(node)] if node.op == "call_module" else None
     key = key_of(node, modules)
     label = key if isinstance(key, str) else getattr(key, "__name__", str(key))
     if reads_shape_only(node) or key in (getattr, operator.getitem):
@@ -310,7 +320,7 @@ def _group(
     gm: GraphModule,
     plan: Plan,
     kinds: dict[Node, str],
-    configs: dict[Node, QConfig | None],
+    configs: dict[Node, Any],
 ) -> None:
     """Fuse, and fill ``plan.groups`` in the order of the values they give."""
     order = {node: i for i, node in enumerate(gm.graph.nodes)}
@@ -318,8 +328,8 @@ def _group(
     for node in gm.graph.nodes:
         if kinds.get(node) not in ("linear", "conv"):
             continue
-        nodes, inputs = [node], [data_input(node)]
-        if kinds[node] == "conv" and isinstance(gm.get_submodule(node.target), nn.Conv2d):
+        nodes, inputs = [node], list(_tensors(node, kinds[node]))
+        if kinds[node] == "conv" and isinstance(gm.get_submodule(path_of(node)), nn.Conv2d):
             add = _only_user(node, kinds, "add")
             if add is not None and add not in taken:
                 other = next((v for v in add.all_input_nodes if v is not node), None)
@@ -375,7 +385,7 @@ def _find_observed(gm: GraphModule, plan: Plan) -> None:
     plan.observed = [node for node in gm.graph.nodes if node in plan.reader_of]
 
 
-def evaluate(node: Node, modules: dict[str, nn.Module]) -> Callable[[torch.Tensor], torch.Tensor]:
+def evaluate(node: Node, modules: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function of one tensor that ``node`` computes, its other arguments filled in."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -383,10 +393,11 @@ def evaluate(node: Node, modules: dict[str, nn.Module]) -> Callable[[torch.Tenso
         args = [x if isinstance(a, Node) else a for a in node.args]
         kwargs = {k: x if isinstance(a, Node) else a for k, a in node.kwargs.items()}
         if node.op == "call_module":
-            return modules[node.target](*args, **kwargs)
+            return modules[path_of(node)](*args, **kwargs)
         if node.op == "call_method":
-            return getattr(args[0], node.target)(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)
+            return getattr(x, path_of(node))(*args[1:], **kwargs)
+        run: Any = node.target
+        return run(*args, **kwargs)
 
     return function
 

@@ -82,7 +82,7 @@ def prepare(
     return finish(prepared, plan, mapping, "prepare")
 
 
-def _start(gm: GraphModule | nn.Module) -> GraphModule:
+def _start(gm: Any) -> GraphModule:
     """Return a copy of ``gm`` to edit, traced if need be."""
     if not isinstance(gm, nn.Module):
         raise FxlabError(f"got a {type(gm).__name__}", expected="a GraphModule or a model to trace")
@@ -207,7 +207,7 @@ def _parameter(gm: GraphModule, node: Any) -> nn.Parameter | None:
     return value if isinstance(value, nn.Parameter) else None
 
 
-def _layer(kind: type, weight: nn.Parameter, bias: nn.Parameter | None, given: dict) -> nn.Module:
+def _layer(kind: type, weight: nn.Parameter, bias: Any, given: dict) -> nn.Module:
     """Return a module of ``kind`` around ``weight`` and ``bias``, in eval mode."""
     options = {k: given[k] for k in ("stride", "padding", "dilation", "groups") if k in given}
     if kind is nn.Linear:
@@ -219,6 +219,6 @@ def _layer(kind: type, weight: nn.Parameter, bias: nn.Parameter | None, given: d
             "out_channels": weight.shape[0],
             "kernel_size": tuple(weight.shape[2:]),
         }
-    layer = kind(**sizes, **options, bias=bias is not None, device="meta")
+    layer: Any = kind(**sizes, **options, bias=bias is not None, device="meta")
     layer.weight, layer.bias = weight, bias
     return layer.eval()

@@ -26,7 +26,7 @@ from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.base import as_pass
 from fxlab.passes.fuse import fold_conv_bn
 from fxlab.passes.quantize.observers import Observer, QParams
-from fxlab.passes.quantize.plan import make_plan
+from fxlab.passes.quantize.plan import make_plan, modules_of, path_of
 from fxlab.passes.quantize.prepare import config_of, finish, insert_behind, layers_to_modules
 from fxlab.passes.quantize.qconfig import QConfig, QConfigMapping, as_mapping, default_qat_qconfig
 
@@ -89,6 +89,9 @@ class FakeQuantize(nn.Module):
         observer: finds the range.
         learn_scale: make the scale a parameter, initialised from the first batch.
     """
+
+    scale: nn.Parameter
+    zero_point: Tensor
 
     def __init__(self, observer: Observer, learn_scale: bool = False) -> None:
         super().__init__()
@@ -159,7 +162,10 @@ class QatLinear(_QatLayer, nn.Linear):
 
 
 class _QatConv(_QatLayer):
-    bn: nn.Module | None
+    bn: Any
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    _conv_forward: Callable[..., Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of ``x``, and the batch norm of it if there is one."""
@@ -182,7 +188,7 @@ class _QatConv(_QatLayer):
     def plain(self) -> tuple[nn.Module, QParams]:
         """Return the float layer, batch norm folded in, and its weight's QParams."""
         kind = next(k for k in NORM_OF if isinstance(self, k))
-        conv = _as(self, kind)
+        conv: Any = _as(self, kind)
         conv._modules.pop("bn", None)
         if self.bn is not None:
             conv = fold_conv_bn(conv, self.bn)
@@ -209,7 +215,7 @@ QAT_OF: dict[type, type] = {
 }
 
 
-def _as(module: nn.Module, kind: type) -> nn.Module:
+def _as(module: Any, kind: type) -> Any:
     """Return ``module`` as an instance of a sub- or superclass; it shares the parameters."""
     new = copy.copy(module)
     for name, value in list(vars(new).items()):
@@ -252,13 +258,13 @@ def prepare_qat(
             hint="call model.train() first; to calibrate without training use prepare",
             right="model.train()\nprepared = prepare_qat(fxlab.symbolic_trace(model))",
         )
-    prepared = copy.deepcopy(gm)
+    prepared: Any = copy.deepcopy(gm)
     layers_to_modules(prepared)
     _take_in_batch_norms(prepared)
     plan = make_plan(prepared, mapping)
     for group in plan.groups:
         if group.kind in ("linear", "conv"):
-            path = group.nodes[0].target
+            path = path_of(group.nodes[0])
             _train_layer(prepared, path, config_of(plan, group.out, mapping))
 
     def fake(node: Any) -> FakeQuantize:
@@ -272,7 +278,7 @@ def prepare_qat(
 
 def _take_in_batch_norms(gm: GraphModule) -> None:
     """Edit in place: hang each batch norm that can be folded later into its convolution."""
-    modules = dict(gm.named_modules(remove_duplicate=False))
+    modules = modules_of(gm)
     calls: dict[str, int] = {}
     for node in gm.graph.nodes:
         if node.op == "call_module":
@@ -297,10 +303,10 @@ def _take_in_batch_norms(gm: GraphModule) -> None:
 
 def _train_layer(gm: GraphModule, path: str, config: QConfig) -> None:
     """Edit in place: make the layer at ``path`` one whose weight is rounded."""
-    layer = gm.get_submodule(path)
+    layer: Any = gm.get_submodule(path)
     if not getattr(layer, "is_qat", False):
         layer = _as(layer, QAT_OF[type(layer)])
-        if isinstance(layer, _QatConv):
+        if type(layer) is not QatLinear:
             layer.bn = None
         gm.set_submodule(path, layer)
     layer.weight_observer = config.weight

@@ -27,7 +27,7 @@ from fxlab.passes.base import kind
 from fxlab.passes.quantize import kernels
 from fxlab.passes.quantize.convert import quantize_static
 from fxlab.passes.quantize.kernels import Codes
-from fxlab.passes.quantize.plan import layers, make_plan
+from fxlab.passes.quantize.plan import layers, make_plan, path_of
 from fxlab.passes.quantize.prepare import prepare
 from fxlab.passes.quantize.qconfig import QConfig, QConfigMapping, default_qconfig
 
@@ -217,7 +217,7 @@ def sensitivity(
     if not batches:
         raise FxlabError("no batch to calibrate on", expected="at least one")
     plan = make_plan(prepare(gm, qconfig), QConfigMapping().set_global(qconfig))
-    paths = dict.fromkeys(group.nodes[0].target for group in layers(plan))
+    paths = dict.fromkeys(path_of(group.nodes[0]) for group in layers(plan))
     first = batches[0] if isinstance(batches[0], (tuple, list)) else (batches[0],)
     found = []
     with torch.no_grad():
