@@ -20,10 +20,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import patches
-from .errors import TraceError, call_site, trace_state
+from .errors import TraceError, TraceRuntimeError, call_site, trace_state
 from .graph import Graph, _enter_region, _exit_region
 from .proxy import Proxy
-from .tracer import PH, PHBase, Tracer, _assert_is_none, _TraceRuntimeError
+from .tracer import PH, PHBase, Tracer, _assert_is_none
 
 _EMPTY = inspect.Parameter.empty
 _P = inspect.Parameter
@@ -37,7 +37,7 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         tracer.root, tracer.root_module_name = root, root._get_name()
         fn = getattr(type(root), tracer.traced_func_name, None)
         if fn is None:
-            raise _TraceRuntimeError(
+            raise TraceRuntimeError(
                 f"{type(root).__name__} has no method {tracer.traced_func_name!r} to trace",
                 hint="set traced_func_name of your Tracer")  # fmt: skip
     else:
@@ -113,7 +113,7 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
     args: list[Any] = []
     if is_module:
         if not parameters or parameters[0].kind is _P.VAR_POSITIONAL:
-            raise _TraceRuntimeError("`self` cannot be part of *args of a forward that is traced")
+            raise TraceRuntimeError("`self` cannot be part of *args of a forward that is traced")
         args.append(tracer.root)
         parameters = parameters[1:]
     star = [p for p in parameters if p.kind in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)]
@@ -126,14 +126,14 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
             return root_fn, args
         plain = [p.name for p in parameters if p not in star]
         if len(plain) != len(concrete_args):
-            raise _TraceRuntimeError(f"concrete_args has {len(concrete_args)} values, but "
+            raise TraceRuntimeError(f"concrete_args has {len(concrete_args)} values, but "
                                      f"{len(plain)} arguments: {', '.join(plain)}")  # fmt: skip
         concrete_args = dict(zip(plain, concrete_args, strict=True))
     notes, fixed = _annotations(inner), concrete_args or {}
     names = [p.name for p in parameters]
     unknown = [key for key in fixed if key.lstrip("*") not in names]
     if unknown:
-        raise _TraceRuntimeError(f"concrete_args names {unknown[0]!r}, which is no argument",
+        raise TraceRuntimeError(f"concrete_args names {unknown[0]!r}, which is no argument",
                                  expected=", ".join(names))  # fmt: skip
     for p in parameters:
         if p.name in fixed:

@@ -255,6 +255,10 @@ class TraceNameError(TraceError, NameError):
     """A parameter or module was used that is not part of the traced module."""
 
 
+class TraceRuntimeError(TraceError, RuntimeError):
+    """A TraceError where torch.fx raises a RuntimeError."""
+
+
 class LintError(FxlabError, RuntimeError, ValueError):
     """A graph is not well formed."""
 

@@ -14,7 +14,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.nn import Module
 
 from .errors import is_users, trace_state
 from .graph import _enter_region, _exit_region
-from .node import map_aggregate
+from .node import leaves
 from .proxy import Proxy
 
 _local = threading.local()
@@ -35,7 +35,6 @@ _call_code = Module.__call__.__code__
 _getattr_code = Module.__getattr__.__code__
 _call = types.FunctionType(_call_code, Module.__call__.__globals__, "__call__")
 _getattr = types.FunctionType(_getattr_code, Module.__getattr__.__globals__, "__getattr__")
-_getitem = torch.Tensor.__getitem__
 _NOT_THERE = object()
 
 wrapped_names: dict[tuple[int, str], dict[str, Any]] = {}
@@ -46,18 +45,13 @@ wrapped_functions: dict[int, Callable[..., Any]] = {}
 _RANDOM = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson")
 _FACTORIES = (*_RANDOM, "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye",
               "tensor", "as_tensor")  # fmt: skip
-_REGIONS: dict[type, tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]] = {
-    torch.no_grad: (torch.no_grad, lambda r: ()),
-    torch.enable_grad: (torch.enable_grad, lambda r: ()),
-    torch.set_grad_enabled: (torch.set_grad_enabled, lambda r: (r.mode,)),
-    torch.inference_mode: (torch.inference_mode, lambda r: (r.mode,)),
-    torch.autocast: (
-        torch.autocast, lambda r: (r.device, r.fast_dtype, r._enabled, r._cache_enabled),
-    ),
-    torch.autograd.profiler.record_function: (
-        torch.autograd.profiler.record_function, lambda r: (r.name, r.args),
-    ),
+_REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    torch.no_grad: lambda r: (), torch.enable_grad: lambda r: (),
+    torch.set_grad_enabled: lambda r: (r.mode,), torch.inference_mode: lambda r: (r.mode,),
+    torch.autocast: lambda r: (r.device, r.fast_dtype, r._enabled, r._cache_enabled),
+    torch.autograd.profiler.record_function: lambda r: (r.name, r.args),
 }  # fmt: skip
+"""The class of a region -> the arguments that make one like a given one."""
 
 
 def current_tracer() -> Any:
@@ -111,28 +105,29 @@ def _remove() -> None:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    """Set a class or module attribute and remember how to put it back."""
-    old = owner.__dict__.get(name, _NOT_THERE)
-    _undo.append(lambda: delattr(owner, name) if old is _NOT_THERE else setattr(owner, name, old))
-    setattr(owner, name, value)
+    """Set an item of a dict or an attribute of anything else, and note how to put it back.
 
-
-def _set_code(function: Any, code: types.CodeType) -> None:
-    """Swap a function's code: unlike a new class attribute it invalidates no type's caches."""
-    old = function.__code__
-    _undo.append(lambda: setattr(function, "__code__", old))
-    function.__code__ = code
+    A function's code is swapped where it can be: unlike a new attribute of a class that
+    invalidates no type's caches.
+    """
+    if type(owner) is dict:
+        put, drop, old = owner.__setitem__, owner.__delitem__, owner.get(name, _NOT_THERE)
+    else:
+        put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
+        old = owner.__code__ if name == "__code__" else vars(owner).get(name, _NOT_THERE)
+    _undo.append(functools.partial(*((drop, name) if old is _NOT_THERE else (put, name, old))))
+    put(name, value)
 
 
 @functools.cache
 def _hand_over(handler: Callable[..., Any], like: types.CodeType) -> types.CodeType:
     """Return code with the signature of `like` that calls `handler`."""
 
-    def one(self, name):  # noqa: ANN001, ANN202 - only its code is used
+    def one(self, name):
         h = "<handler>"
         return h(self, name)
 
-    def many(self, *args, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN202
+    def many(self, *args, **kwargs):
         h = "<handler>"
         return h(self, *args, **kwargs)
 
@@ -141,24 +136,14 @@ def _hand_over(handler: Callable[..., Any], like: types.CodeType) -> types.CodeT
     return code.replace(co_consts=consts, co_name=like.co_name)
 
 
-def _set_item(table: dict[str, Any], name: str, value: Any) -> None:
-    old = table.get(name, _NOT_THERE)
-    _undo.append(
-        lambda: table.pop(name, None) if old is _NOT_THERE else table.__setitem__(name, old)
-    )
-    table[name] = value
-
-
 def _install() -> None:
-    flag = torch_trace._is_fx_tracing_flag
-    _undo.append(lambda: setattr(torch_trace, "_is_fx_tracing_flag", flag))
-    torch_trace._is_fx_tracing_flag = True
-    _set_code(Module.__call__, _hand_over(_patched_call, _call_code))
-    _set_code(Module.__getattr__, _hand_over(_patched_getattr, _getattr_code))
+    _set(torch_trace, "_is_fx_tracing_flag", True)
+    _set(Module.__call__, "__code__", _hand_over(_patched_call, _call_code))
+    _set(Module.__getattr__, "__code__", _hand_over(_patched_getattr, _getattr_code))
     _set(Module, "training", _training)
-    _set(torch.Tensor, "__getitem__", _patched_getitem)
+    _set(torch.Tensor, "__getitem__", recorder(torch.Tensor.__getitem__, operator.getitem))
     for name in _FACTORIES:
-        _set_item(torch.__dict__, name, _factory(getattr(torch, name), name in _RANDOM))
+        _set(vars(torch), name, recorder(getattr(torch, name), random=name in _RANDOM))
     for kind in _REGIONS:
         _set(kind, "__enter__", _region_enter(kind.__enter__))
         _set(kind, "__exit__", _region_exit(kind.__exit__))
@@ -166,65 +151,55 @@ def _install() -> None:
         for (_, name), table in list(registry.items()):
             original = table.get(name, getattr(builtins, name, _NOT_THERE))
             if original is not _NOT_THERE and not hasattr(original, "__fxlab_original__"):
-                _set_item(table, name, recorder(original, always=True))
+                _set(table, name, recorder(original, wrapped=True))
     for kind, name in list(torch_trace._wrapped_methods_to_patch):
         if kind is not torch.Tensor or name != "__getitem__":
-            _set(kind, name, _method_recorder(getattr(kind, name), name))
+            _set(kind, name, recorder(getattr(kind, name), name))
 
 
 def patch_globals(table: dict[str, Any], ids: Any) -> None:
     """Replace, in a globals dict, the functions whose id is in `ids` by recording ones."""
     for name, function in [(n, f) for n, f in table.items() if id(f) in ids and callable(f)]:
         with _lock:
-            _set_item(table, name, recorder(function))
+            _set(table, name, recorder(function, wrapped=True, auto=True))
 
 
 @functools.cache
-def _recorder(function: Callable[..., Any], always: bool) -> Callable[..., Any]:
+def recorder(function: Callable[..., Any], target: Any = None, *, wrapped: bool = False,
+             auto: bool = False, random: bool = False) -> Callable[..., Any]:  # fmt: skip
+    """Return a stand-in for a function that records calls with a Proxy among the arguments.
+
+    Args:
+        function: what is called otherwise.
+        target: the target to record instead; a method's name makes it a call_method.
+        wrapped: it was marked as a leaf, which its Nodes tell.
+        auto: only tracers that know the function record it.
+        random: it is recorded also without a Proxy, unless it has a generator of its own.
+    """
+    target = target or function
+    op = "call_method" if isinstance(target, str) else "call_function"
+
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        tracer = current_tracer()
-        if tracer is None or not (always or id(function) in tracer._autowrap_function_ids):
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        tracer = getattr(_local, "tracer", None)
+        if tracer is None or (auto and id(function) not in tracer._autowrap_function_ids):
             return function(*args, **kwargs)
         proxy = find_proxy(args, kwargs)
-        if proxy is None:
+        if proxy is None and (not random or kwargs.get("generator") is not None):
             return function(*args, **kwargs)
-        made = proxy.tracer.create_proxy("call_function", function, args, kwargs)
-        made.node.meta["is_wrapped"] = True
+        tracer = tracer if proxy is None else proxy.tracer
+        made = tracer.create_proxy(op, target, args, kwargs)
+        if wrapped:
+            made.node.meta["is_wrapped"] = True
         return made
 
-    wrapped.__fxlab_original__ = function  # type: ignore[attr-defined]
-    return wrapped
-
-
-def recorder(function: Callable[..., Any], always: bool = False) -> Callable[..., Any]:
-    """Return a stand-in that records calls with a Proxy among the arguments."""
-    return _recorder(function, always)
-
-
-@functools.cache
-def _method_recorder(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        proxy = find_proxy(args, kwargs) if current_tracer() is not None else None
-        if proxy is None:
-            return original(*args, **kwargs)
-        return proxy.tracer.create_proxy("call_method", name, args, kwargs)
-
-    return method
+    stand_in.__fxlab_original__ = function  # type: ignore[attr-defined]
+    return stand_in
 
 
 def find_proxy(*values: Any) -> Proxy | None:
     """Return a Proxy that stands somewhere inside `values`, or None."""
-    found: list[Proxy] = []
-
-    def visit(a: Any) -> Any:
-        if isinstance(a, Proxy):
-            found.append(a)
-        return a
-
-    map_aggregate(values, visit)
-    return found[0] if found else None
+    return next((leaf for leaf in leaves(*values) if isinstance(leaf, Proxy)), None)
 
 
 def _patched_call(mod: Module, *args: Any, **kwargs: Any) -> Any:
@@ -242,16 +217,6 @@ def _patched_getattr(mod: Module, name: str) -> Any:
     if modules is not None and name in modules and not tracer._own_getattr:
         return modules[name]
     return tracer._read(mod, name, _getattr(mod, name))
-
-
-def _patched_getitem(tensor: torch.Tensor, index: Any) -> Any:
-    if getattr(_local, "tracer", None) is not None:
-        proxy = find_proxy(index)
-        if proxy is not None:
-            return proxy.tracer.create_proxy(
-                "call_function", operator.getitem, (tensor, index), {}
-            )
-    return _getitem(tensor, index)
 
 
 class TrainingFlag(int):
@@ -276,33 +241,14 @@ _training = property(_get_training, _set_training, lambda mod: mod.__dict__.pop(
 
 
 @functools.cache
-def _factory(original: Callable[..., Any], random: bool) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def factory(*args: Any, **kwargs: Any) -> Any:
-        tracer = getattr(_local, "tracer", None)
-        if tracer is None:
-            return original(*args, **kwargs)
-        proxy = find_proxy(args, kwargs)
-        if proxy is not None:
-            tracer = proxy.tracer
-        elif not random or kwargs.get("generator") is not None:
-            return original(*args, **kwargs)
-        return tracer.create_proxy("call_function", original, args, kwargs)
-
-    factory.__fxlab_original__ = original  # type: ignore[attr-defined]
-    return factory
-
-
-@functools.cache
 def _region_enter(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def enter(region: Any) -> Any:
         value = original(region)
         tracer = getattr(_local, "tracer", None)
         if tracer is not None and _by_user():
-            factory, arguments = next(v for k, v in _REGIONS.items() if isinstance(region, k))
-            args = (factory, *arguments(region))
-            name = factory.__name__
+            kind, arguments = next(kv for kv in _REGIONS.items() if isinstance(region, kv[0]))
+            args, name = (kind, *arguments(region)), kind.__name__
             node = tracer.create_proxy("call_function", _enter_region, args, {}, name).node
             tracer._regions.append((region, node))
         return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dis
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -19,19 +20,20 @@ import torch
 from torch.overrides import is_tensor_method_or_property
 
 from .errors import (
-    TraceAttributeError, TraceError, TraceIndexError, TraceLenError,
-    TraceTypeError, is_users,
+    TraceAttributeError, TraceError, TraceIndexError, TraceIterError, TraceLenError,
+    TraceRuntimeError, TraceTypeError, is_users,
 )  # fmt: skip
 from .graph import Graph
-from .node import _LEAVES, Node, map_aggregate
+from .node import Node, leaves
 
 if TYPE_CHECKING:
     from .tracer import TracerBase
 
 _UNPACK = dis.opmap["UNPACK_SEQUENCE"]
-_COMPARISONS = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
-                          operator.not_, operator.and_, operator.or_))  # fmt: skip
+_COMPARISONS = frozenset(getattr(operator, name) for name in (
+    "eq", "ne", "lt", "le", "gt", "ge", "not_", "and_", "or_"))  # fmt: skip
 _SHAPE_NAMES = frozenset("shape size dim ndim numel nelement stride dtype device layout".split())
+_UNKNOWN = object()
 
 
 class Proxy:
@@ -56,8 +58,7 @@ class Proxy:
 
             tracer = GraphAppendingTracer(node.graph)
         fields = self.__dict__
-        fields["tracer"] = tracer
-        fields["node"] = node
+        fields["tracer"], fields["node"] = tracer, node
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -89,14 +90,8 @@ class Proxy:
         else:
             self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _new_proxy, (type(self),), self.__dict__
+        return _new_proxy, (type(self), self.__dict__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
         if not self.tracer._tracing:
@@ -104,6 +99,7 @@ class Proxy:
         return self.tracer.create_proxy("call_function", copy.deepcopy, (self,), {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
+        """Record the call of the value itself."""
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -122,37 +118,15 @@ class Proxy:
         return self.tracer.to_bool(self)
 
     def keys(self) -> Any:
-        """Called by `**proxy`; records the method call."""
+        """Return what the tracer makes of `proxy.keys()`, which `**proxy` calls."""
         return self.tracer.keys(self)
 
-    def __len__(self) -> int:
-        known = self.tracer.concrete(self, "its length")
-        return len(known) if known is not _UNKNOWN else _refuse(self, TraceLenError, "len")
-
-    def __int__(self) -> int:
-        return int(_number(self, "int"))
-
-    def __float__(self) -> float:
-        return float(_number(self, "float"))
-
-    def __complex__(self) -> complex:
-        return complex(_number(self, "complex"))
-
-    def __round__(self, digits: Any = None) -> Any:
-        return round(_number(self, "round"), digits)
-
-    def __index__(self) -> int:
-        known = self.tracer.concrete(self, "its value")
-        return operator.index(known) if known is not _UNKNOWN else _refuse(
-            self, TraceIndexError, "index")  # fmt: skip
-
     def __contains__(self, item: Any) -> bool:
-        return _refuse(self, TraceTypeError, "in")
+        return _refuse(self, "in")
 
     def __delattr__(self, name: str) -> None:
-        raise TraceAttributeError(
-            f"an attribute of {self} cannot be deleted while tracing", node=self.node,
-        )  # fmt: skip
+        raise TraceAttributeError(f"an attribute of {self} cannot be deleted while tracing",
+                                  node=self.node)  # fmt: skip
 
     @classmethod
     def __torch_function__(
@@ -160,77 +134,46 @@ class Proxy:
     ) -> Any:
         kwargs = kwargs or {}
         tracer = _one_tracer(args, kwargs, orig_method)
-        kind = _kinds.get(orig_method)
-        if kind is None:
-            kind = _kinds[orig_method] = _kind_of(orig_method)
-        how, name = kind
+        how, name = _kind_of(orig_method)
         if how == "method":
             return tracer.create_proxy("call_method", name, args, kwargs)
         if how == "script":
             return tracer.create_proxy("call_method", name, (orig_method.owner, *args), kwargs)
-        if how == "higher order":
-            _no_callables(orig_method, args, kwargs)
         return tracer.create_proxy("call_function", orig_method, args, kwargs, name)
 
 
-def _new_proxy(cls: type) -> Any:
-    return object.__new__(cls)
+def _new_proxy(cls: type, fields: dict[str, Any]) -> Any:
+    proxy = object.__new__(cls)
+    proxy.__dict__.update(fields)
+    return proxy
 
 
-_kinds: dict[Any, tuple[str, str]] = {}
-_UNKNOWN = object()
-
-
+@functools.cache
 def _kind_of(function: Any) -> tuple[str, str]:
     if isinstance(function, torch._C.ScriptMethod):
         return "script", function.name
     if is_tensor_method_or_property(function):
         return "method", function.__name__
-    name = Graph._target_to_str(getattr(function, "__name__", type(function).__name__))
-    higher = isinstance(function, torch._ops.HigherOrderOperator)
-    return ("higher order" if higher else "function"), name
+    return "function", Graph._target_to_str(function)
 
 
 def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
     """Return the tracer of the Proxies in some arguments; two different ones are an error."""
+    higher_order = isinstance(function, torch._ops.HigherOrderOperator)
     found: dict[int, Any] = {}
-
-    def visit(a: Any) -> Any:
-        if isinstance(a, Proxy):
-            tracer = a.__dict__["tracer"]
+    for leaf in leaves(args, kwargs):
+        if isinstance(leaf, Proxy):
+            tracer = leaf.__dict__["tracer"]
             found[id(tracer)] = tracer
-        return a
-
-    for a in (*args, *kwargs.values()) if kwargs else args:
-        kind = type(a)
-        if kind is Proxy:
-            tracer = a.__dict__["tracer"]
-            found[id(tracer)] = tracer
-        elif kind not in _LEAVES:
-            map_aggregate(a, visit)
+        elif higher_order and callable(leaf) and not isinstance(leaf, (type, torch.nn.Module)):
+            raise TraceRuntimeError(
+                f"{function} got the function {leaf!r}: symbolic tracing cannot look into it",
+                hint="capture with torch.export and fxlab.interop.from_exported")  # fmt: skip
     if len(found) != 1:
-        raise _TwoTracers(
-            f"{getattr(function, '__name__', function)} got Proxies of {len(found)} different "
-            "tracers",
-            hint="a Proxy that was kept from an earlier trace cannot be used again",
-        )  # fmt: skip
+        raise TraceRuntimeError(
+            f"{getattr(function, '__name__', function)} got Proxies of {len(found)} tracers",
+            hint="a Proxy that was kept from an earlier trace cannot be used again")  # fmt: skip
     return next(iter(found.values()))
-
-
-class _TwoTracers(TraceError, RuntimeError):
-    pass
-
-
-def _no_callables(operator_: Any, args: Any, kwargs: Any) -> None:
-    def visit(a: Any) -> Any:
-        if callable(a) and not isinstance(a, (Proxy, type, torch.nn.Module)):
-            raise _TwoTracers(
-                f"{operator_} got the function {a!r}: symbolic tracing cannot look into it",
-                hint="capture this program with torch.export and fxlab.interop.from_exported",
-            )  # fmt: skip
-        return a
-
-    map_aggregate((args, kwargs), visit)
 
 
 def _is_assert(frame: Any) -> bool:
@@ -244,43 +187,50 @@ def _is_assert(frame: Any) -> bool:
     return False
 
 
-def _number(proxy: Proxy, what: str) -> Any:
-    known = proxy.tracer.concrete(proxy, "its value")
-    return known if known is not _UNKNOWN else _refuse(proxy, TraceTypeError, what)
+_ASKED: dict[str, tuple[type[TraceError], str]] = {
+    "bool": (TraceError, "a branch (if, while, and, or, not, assert) needs to know {p} now"),
+    "iter": (TraceIterError, "{p} was iterated (a loop, a *star call, a = *b, list(...)): its "
+             "length is not known"),
+    "keys": (TraceError, "{p} was unpacked (**x): its keys are not known"),
+    "len": (TraceLenError, "len({p}) was asked for: its length is not known"),
+    "index": (TraceIndexError, "{p} was used where Python needs an int now (range, a list index, "
+              "a slice of a list or tensor)"),
+    "in": (TraceTypeError, "`in` on {p} would have to search its values now"),
+    **{name: (TraceTypeError, f"{name}({{p}}) needs its value now")
+       for name in ("int", "float", "complex", "round")},
+}  # fmt: skip
+"""What Python may insist on knowing now -> the error that says no, and its first words."""
 
 
-_WHAT = {
-    "bool": "a branch (if, while, and, or, not, assert) needs to know {p} now",
-    "iter": "{p} was iterated (a loop, a *star call, a = *b, list(...)): its length is not known",
-    "len": "len({p}) was asked for: its length is not known",
-    "index": "{p} was used where Python needs an int now (range, a list index, a slice of a list "
-    "or tensor)",
-    "in": "`in` on {p} would have to search its values now",
-    "int": "int({p}) needs its value now",
-    "float": "float({p}) needs its value now",
-    "complex": "complex({p}) needs its value now",
-    "round": "round({p}) needs its value now",
-}
+def _asked(what: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method by which Python asks: the answer from the known value, or an error."""
+
+    def method(self: Proxy, *args: Any) -> Any:
+        known = self.tracer.concrete(self, "its length" if what == "len" else "its value")
+        return answer(known, *args) if known is not _UNKNOWN else _refuse(self, what)
+
+    return method
 
 
-def _refuse(proxy: Proxy, kind: type[TraceError], what: str) -> Any:
+for _name, _answer in (("len", len), ("int", int), ("float", float), ("complex", complex),
+                       ("round", round), ("index", operator.index)):  # fmt: skip
+    setattr(Proxy, f"__{_name}__", _asked(_name, _answer))
+
+
+def _refuse(proxy: Proxy, what: str) -> Any:
     """Raise the taught error for something that Python wants to know of a Proxy now."""
-    node = proxy.node
-    tracer = proxy.tracer
-    text = f"Proxy({node.name})"
-    error = kind(
-        _WHAT[what].format(p=text) + ", but symbolically traced values have none",
-        node=node,
-        hint=_ways_out(node, tracer, what),
-    )  # fmt: skip
+    node, tracer, (kind, text) = proxy.node, proxy.tracer, _ASKED[what]
+    text = text.format(p=f"Proxy({node.name})")
+    error = kind(f"{text}, but symbolically traced values have none", node=node,
+                 hint=_ways_out(node, tracer, what))  # fmt: skip
     tracer._raised.append(error)
     raise error
 
 
 def asks_shape(node: Node) -> bool:
     """Say whether a Node asks a tensor for its shape or the like."""
-    read = node._args[1:2] if node._target is getattr else [node._target]
-    return node._op in ("call_function", "call_method") and any(n in _SHAPE_NAMES for n in read)
+    name = node._args[1:2] if node._target is getattr else (node._target,)
+    return isinstance(name[0], str) and name[0] in _SHAPE_NAMES and node._op[:4] == "call"
 
 
 def _ways_out(node: Node, tracer: Any, what: str) -> list[str]:
@@ -298,8 +248,9 @@ def _ways_out(node: Node, tracer: Any, what: str) -> list[str]:
         hints.append("give the tracer example inputs, which make ranks and sizes known: "
                      "symbolic_trace(model, example_inputs=(x,))")  # fmt: skip
     if inputs and all(n.op == "placeholder" or n.target in _COMPARISONS for n in ancestors):
+        name = str(inputs[0].target)
         hints.append(f"if {inputs[0].name} is a setting and no tensor, fix its value: "
-                     f"symbolic_trace(model, concrete_args={{{str(inputs[0].target)!r}: ...}})")  # fmt: skip
+                     f"symbolic_trace(model, concrete_args={{{name!r}: ...}})")  # fmt: skip
     if what == "bool" and not shaped:
         hints.append("compute both sides and choose: torch.where(condition, a, b)")
     if what in ("iter", "len") and not shaped:
@@ -337,6 +288,7 @@ class Attribute(Proxy):
         return text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
+        """Record a method call; no getattr is made."""
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
 
 
@@ -355,37 +307,27 @@ for _name in ("size", "dim", "numel", "nelement"):
 
 magic_methods = (
     "eq ne lt gt le ge pos neg invert abs add mul sub mod floordiv truediv divmod lshift rshift "
-    "and or xor getitem matmul pow"
-).split()
-inplace_methods = "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
+    "and or xor getitem matmul pow").split()  # fmt: skip
 reflectable = "add sub mul floordiv truediv divmod mod pow matmul lshift rshift and or xor".split()
+inplace_methods = [f"i{name}" for name in reflectable if name != "divmod"]
 
 
-def _record(function: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
-    if swapped:
+def _record(name: str, step: int = 1, statement: bool = False) -> Callable[..., Any]:
+    """Return a method that records an operator; a step of -1 turns the operands round."""
+    function: Any = divmod if name == "divmod" else getattr(
+        operator, name + "_" * (name in ("and", "or")))  # fmt: skip
 
-        def method(self: Proxy, other: Any) -> Any:
-            return self.tracer.create_proxy("call_function", function, (other, self), {})
-
-    else:
-
-        def method(self: Proxy, *args: Any) -> Any:
-            return self.tracer.create_proxy("call_function", function, (self, *args), {})
+    def method(self: Proxy, *args: Any) -> Any:
+        made = self.tracer.create_proxy("call_function", function, (self, *args)[::step], {})
+        return None if statement else made
 
     return method
 
 
-def _function(name: str) -> Any:
-    return divmod if name == "divmod" else getattr(operator, name + "_" * (name in ("and", "or")))
-
-
-for _name in magic_methods:
-    setattr(Proxy, f"__{_name}__", _record(_function(_name)))
-for _name in inplace_methods.split():
-    setattr(Proxy, f"__{_name}__", _record(getattr(operator, _name)))
-for _name in ("setitem", "delitem"):  # statements: their methods return None
-    setattr(Proxy, f"__{_name}__", lambda self, *args, _do=_record(getattr(operator, _name)): (
-        _do(self, *args), None)[1])
+for _name in (*magic_methods, *inplace_methods):
+    setattr(Proxy, f"__{_name}__", _record(_name))
 for _name in reflectable:
-    setattr(Proxy, f"__r{_name}__", _record(_function(_name), swapped=True))
+    setattr(Proxy, f"__r{_name}__", _record(_name, -1))
+for _name in ("setitem", "delitem"):
+    setattr(Proxy, f"__{_name}__", _record(_name, statement=True))
 Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]

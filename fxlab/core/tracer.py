@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from . import patches
 from .errors import (
-    Frame, TraceError, TraceIterError, TraceNameError, TraceNotImplementedError, TraceWarning,
+    Frame, TraceError, TraceNameError, TraceNotImplementedError, TraceRuntimeError, TraceWarning,
     call_site, quote, running_node,
 )  # fmt: skip
 from .graph import Graph
@@ -133,7 +133,7 @@ class TracerBase:
         reason = effect(node, self.root, impure_random=False) if "call" in node._op else None
         if reason is not None and "writes" in reason:
             self.graph.erase_node(node)
-            raise _TraceRuntimeError(f"a mutable operation was traced: {reason}", node=node,
+            raise TraceRuntimeError(f"a mutable operation was traced: {reason}", node=node,
                                      hint="use its out-of-place form")  # fmt: skip
 
     def proxy(self, node: Node) -> Proxy:
@@ -230,15 +230,14 @@ class TracerBase:
     def to_bool(self, obj: Proxy) -> bool:
         """Answer `if proxy:`; override it to choose a branch."""
         known = self.concrete(obj, "a branch")
-        return bool(known) if known is not _UNKNOWN else _refuse(obj, TraceError, "bool")
+        return bool(known) if known is not _UNKNOWN else _refuse(obj, "bool")
 
     def iter(self, obj: Proxy) -> Iterator[Any]:
         """Answer `iter(proxy)` where the number of values is not plain from the code."""
         known = self.concrete(obj, "its length")
         if known is _UNKNOWN:
             # For `**proxy` Python would put a TypeError of its own in the place of one of ours.
-            kind = TraceError if obj.node.target == "keys" else TraceIterError
-            return _refuse(obj, kind, "iter")
+            return _refuse(obj, "keys" if obj.node.target == "keys" else "iter")
         if isinstance(known, (tuple, list, torch.Tensor)):
             return iter([obj[i] for i in range(len(known))])
         return iter(known)
@@ -559,14 +558,10 @@ def wrap(fn_or_name: Any) -> Any:
         patches.wrapped_functions[id(fn)] = fn
         return fn_or_name
     if not isinstance(fn_or_name, str):
-        raise _TraceRuntimeError(f"wrap needs a function or the name of one, got {fn_or_name!r}")
+        raise TraceRuntimeError(f"wrap needs a function or the name of one, got {fn_or_name!r}")
     table = sys._getframe(1).f_globals
     patches.wrapped_names[(id(table), fn_or_name)] = table
     return fn_or_name
-
-
-class _TraceRuntimeError(TraceError, RuntimeError):
-    """A TraceError where torch.fx raises a RuntimeError."""
 
 
 def is_fx_tracing() -> bool:
