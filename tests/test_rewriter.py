@@ -668,9 +668,9 @@ def seconds(n: int, lab: Any, replace: Callable[..., Any]) -> float:
     gc.collect()
     gc.disable()
     try:
-        begin = time.perf_counter()
+        begin = time.process_time()
         matches = replace(gm, lambda x: torch.relu(x), lambda x: F.gelu(x))
-        took = time.perf_counter() - begin
+        took = time.process_time() - begin
     finally:
         gc.enable()
     assert len(matches) == n // 2
@@ -698,11 +698,11 @@ def test_patterns_with_several_results_are_found_in_linear_time() -> None:
         gc.collect()
         gc.disable()
         try:
-            begin = time.perf_counter()
+            begin = time.process_time()
             found = replace_pattern(
                 gm, lambda x: (torch.neg(x), torch.exp(x)), lambda x: (torch.sin(x), torch.cos(x))
             )
-            took = time.perf_counter() - begin
+            took = time.process_time() - begin
         finally:
             gc.enable()
         assert len(found) == n

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxlab.core.errors import RewriteError, call_site, quote
+from fxlab.core.errors import RewriteError, quote
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
-from fxlab.passes.matcher import EDGES, SubgraphMatcher
 from fxlab.core.node import Node, target_text
+from fxlab.passes.matcher import EDGES, SubgraphMatcher
 from fxlab.passes.normalize import canonical_call
 from fxlab.passes.rewriter import _check_reached, _graph_of
 
@@ -92,7 +92,7 @@ def explain_mismatch(
     if isinstance(node, str):
         start = next((n for n in gm.graph.nodes if n.name == node), None)
         if start is None:
-            raise RewriteError(f"the graph has no node {node!r}", where=call_site())
+            raise RewriteError(f"the graph has no node {node!r}", hint="print(gm.graph) names them")
     found = [m for m in matcher.match(gm.graph) if start in (None, *m.nodes_map.values())]
     answer = Mismatch(len(found), sum(n.op not in EDGES for n in graph.nodes))
     if found:

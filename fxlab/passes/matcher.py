@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from fxlab.core.errors import RewriteError, call_site
+from fxlab.core.errors import RewriteError
 from fxlab.core.graph import Graph
 from fxlab.core.node import Node
-from fxlab.passes.normalize import Call, canonical_call, find
 from fxlab.core.purity import effect
+from fxlab.passes.normalize import Call, canonical_call, find
 
 EDGES = ("placeholder", "output")
 _CALLS = ("call_function", "call_method", "call_module")
@@ -100,7 +100,7 @@ class SubgraphMatcher:
         if not nodes or nodes[-1].op != "output":
             raise RewriteError(
                 "the pattern is empty" if not nodes else "the pattern returns nothing",
-                where=call_site(), hint="trace a function that computes and returns something",
+                hint="trace a function that computes and returns something",
             )  # fmt: skip
         for node in nodes[:-1]:
             if not node.users and node.op != "placeholder" and not node.is_impure():
@@ -116,7 +116,7 @@ class SubgraphMatcher:
         )
         self._returned = frozenset(self.pattern_returning_nodes)
         self._spellings: dict[Node, Call] = {}
-        self._order: dict[Node, int] = {}
+        self.order: dict[Node, float] = {}
         self._trouble: Callable[[dict[Node, Any], str, Any, Any], None] | None = None
 
     def match(self, graph: Graph, node_name_match: str = "") -> list[InternalMatch]:
@@ -141,7 +141,7 @@ class SubgraphMatcher:
     ) -> Iterator[InternalMatch]:
         """Yield matches, those that begin at `start` only when it is given."""
         self._spellings = {}
-        order = self._order = {node: i for i, node in enumerate(graph.nodes)}
+        order = self.order = {node: i for i, node in enumerate(graph.nodes)}
         effects, taken, found = _Effects(order), set[Node](), set[tuple[int, ...]]()
         anchors = self.pattern_anchors
         candidates = {a: [n for n in order if self._alike(a, n, name)] for a in anchors}
@@ -221,7 +221,7 @@ class SubgraphMatcher:
                 while source is not anchor:
                     source = paths[source]
                     reached = {u for n in reached for u in n.users if self._alike(source, u)}
-                return sorted(reached, key=self._order.__getitem__)
+                return sorted(reached, key=self.order.__getitem__)
         return every
 
     def _alike(self, pn: Node, gn: Node, name: str = "") -> bool:
@@ -294,7 +294,7 @@ class SubgraphMatcher:
                 for user in gn.users:
                     if user not in inside:
                         return "leak", gn, user
-        where = self._order.__getitem__
+        where = self.order.__getitem__
         first, last = min(map(where, body), default=0), max(map(where, body), default=-1)
         if last - first + 1 == len(body):
             return None

@@ -132,7 +132,10 @@ def replace_pattern_with_filters(
             hint="fxlab.symbolic_trace(model), or fxlab.interop.from_torch_fx(gm)",
         )
     if replacement is None and replacement_callback is None:
-        raise RewriteError("neither a replacement nor a replacement_callback was given")
+        raise RewriteError(
+            "neither a replacement nor a replacement_callback was given",
+            expected="what to put in the place of a match",
+        )
     pattern_graph = _graph_of(pattern)[0]
     matcher = SubgraphMatcher(pattern_graph, ignore_literals=ignore_literals, normalize=normalize)
     _check_reached(matcher)
@@ -189,7 +192,10 @@ def _check_reached(matcher: SubgraphMatcher) -> None:
             node=unused, hint="a match could not say what it stands for: leave it out",
         )  # fmt: skip
     if all(n.op == "placeholder" for n in operations):
-        raise RewriteError("the pattern computes nothing: it would match every value")
+        raise RewriteError(
+            "the pattern computes nothing: it would match every value",
+            expected="a pattern that calls at least one function, method or module",
+        )
 
 
 class _Plan:
@@ -259,14 +265,14 @@ def _replace(
             nodes[pn] = map_arg(nodes[pn], lambda n: _latest(n, now))
         match.placeholder_nodes[:] = [nodes[pn] for pn in matcher.pattern_placeholder_nodes]
     body = [gn for pn, gn in nodes.items() if pn.op not in EDGES]
-    last, late = body[0], []
-    if len(matcher.pattern_returning_nodes) > 1:
-        last = max(body)
-        returned = [gn for gn in match.returning_nodes if gn in body]
-        found = late_readers(set(body), returned, last, lambda n: n)
-        if found is None:
-            return None
-        late = found
+    order = matcher.order  # kept up to date: comparing Nodes would number the graph each time
+    last = max(body, key=order.__getitem__)
+    place, behind = order[last], order.get(last.next, order[last] + 1)
+    returned = [gn for gn in match.returning_nodes if gn in body]
+    several = len(matcher.pattern_returning_nodes) > 1
+    late = late_readers(set(body), returned, place, order.__getitem__) if several else []
+    if late is None:
+        return None
     values: dict[Any, Any] = dict(zip(plan.parameters, match.placeholder_nodes, strict=True))
     stack, added = last.meta.get("nn_module_stack"), list[Node]()
     with graph.inserting_before(last):
@@ -282,16 +288,17 @@ def _replace(
             if not added:
                 add_ancestors(new, body)
             added.append(new)
-            values[node] = new
+            values[node], order[new] = new, place
     for old, result in zip(match.returning_nodes, plan.results, strict=True):
         now[old] = values.get(result, result) if isinstance(result, Node) else result
         # A parameter that the pattern returns too changes only for those who read it later.
-        readers = [u for u in old.users if u not in added and (old in body or u > last)]
+        readers = [u for u in old.users if u not in added and (old in body or order[u] > place)]
         _reroute(old, now[old], readers)
         if now[old] is old:
             del now[old]
-    for node in reversed(late):
-        last.append(node)
+    for i, node in enumerate(late, 1):
+        order[node] = place + (behind - place) * i / (len(late) + 1)
+        last.prepend(node)  # `last` goes: behind the new Nodes
     for pn in reversed(matcher.pattern.nodes):
         if pn.op not in EDGES:
             graph.erase_node(nodes[pn])
