@@ -101,6 +101,15 @@ def test_a_pass_that_raises_leaves_the_last_good_story_and_says_why(playground):
     assert playground.error is None
 
 
+def test_a_message_is_text_whatever_the_error_says(playground):
+    def odd(gm):
+        raise ValueError("<img src=x onerror=alert(1)>")
+
+    playground.add(odd)
+    assert "&lt;img src=x" in playground._message.value
+    assert "<img" not in playground._message.value
+
+
 def test_an_interrupted_pass_leaves_the_last_good_story(playground):
     def endless(gm):
         raise KeyboardInterrupt

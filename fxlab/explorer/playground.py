@@ -8,6 +8,7 @@ raises or is interrupted costs nothing: the last good story stays, and the error
 
 from __future__ import annotations
 
+import html
 import inspect
 import itertools
 import linecache
@@ -260,10 +261,10 @@ class Playground(ipywidgets.VBox):
         self.run()
 
     def _say(self, text: str, bad: bool = False) -> None:
-        self._message.value = text
-        self._message.rows = min(14, max(1, text.count("\n") + 1, len(text) // 120 + 1))
-        (self._message.add_class if bad else self._message.remove_class)("fxlab-error")
-        self._message.description = "error" if bad else "result"
+        color = "#a8201a" if bad else "inherit"
+        style = f"margin:4px 0;white-space:pre-wrap;overflow-wrap:anywhere;color:{color}"
+        word = "<b>error</b> " if bad else ""
+        self._message.value = f'<pre role="status" style="{style}">{word}{html.escape(text)}</pre>'
 
     def _build(self) -> None:
         """Make the controls once; `_draw` fills in what changes."""
@@ -278,7 +279,7 @@ class Playground(ipywidgets.VBox):
                 _button("redo", self.redo, "redo"),
                 _button("export", self.export, "write playground.html"),
             ],
-            layout=ipywidgets.Layout(flex_flow="row wrap"),
+            layout=ipywidgets.Layout(flex_flow="row wrap", align_items="center"),
         )
         self._list = ipywidgets.VBox([])
         self._text = ipywidgets.Textarea(
@@ -299,8 +300,7 @@ class Playground(ipywidgets.VBox):
             ],
             titles=("source of the pass",),
         )
-        # A text box, so that no text of a model or of an error is ever read as markup.
-        self._message = ipywidgets.Textarea(disabled=True, layout=ipywidgets.Layout(width="100%"))
+        self._message = ipywidgets.HTML()
         self._stage = ipywidgets.VBox([])
         self._model.observe(self._model_chosen, "value")
 
@@ -331,7 +331,8 @@ class Playground(ipywidgets.VBox):
                 _button("down", lambda: self.move(index, 1), "later"),
                 _button("source", lambda: self._open(index), "show its source"),
                 _button("remove", lambda: self.remove(index), "take it off the list"),
-            ]
+            ],
+            layout=ipywidgets.Layout(align_items="center"),
         )
 
     def _open(self, index: int) -> None:

@@ -397,7 +397,7 @@ export class Viewer {
     if (step === this.step && this.frame) return;
     Object.assign(this, { step, judged: null, opened: null });
     this.host.set("step", step);
-    this.show(true);
+    this.show(this.frame || this.story.steps[step]?.k !== "create");
     if (!this.pane.hidden) this.picture("again");
   }
 
