@@ -181,7 +181,7 @@ def test_profile_measures_each_node_and_keeps_it_on_the_node():
     gm = traced(TransformerBlock())
     result = profile(gm, torch.randn(2, 16, 32), repeats=3)
     assert [row.name for row in result.rows] == [node.name for node in gm.graph.nodes]
-    assert all(node.meta["seconds"] >= 0 for node in gm.graph.nodes)
+    assert all(node.meta["columns"]["seconds"] >= 0 for node in gm.graph.nodes)
     assert result.seconds == pytest.approx(sum(result.by_kind().values()))
     assert result.slowest(1)[0].seconds == max(row.seconds for row in result.rows)
     assert "medians of 3" in str(result)

@@ -98,7 +98,9 @@ class Profile:
 
 
 def profile(gm: GraphModule, *inputs: Any, repeats: int = 7, warmup: int = 2) -> Profile:
-    """Measure each node of ``gm`` (in place: only ``node.meta["seconds"]`` is written).
+    """Measure each node of ``gm`` (in place: only ``node.meta["columns"]`` is written).
+
+    The explorer shows the seconds as bars: explore the timeline of a ``record`` around this call.
 
     Args:
         gm: The module. It runs ``2 * (warmup + repeats)`` times, without gradients.
@@ -130,9 +132,10 @@ def profile(gm: GraphModule, *inputs: Any, repeats: int = 7, warmup: int = 2) ->
     rows = []
     for node in gm.graph.nodes:
         samples = clock.samples.get(node, [0.0])
-        node.meta["seconds"] = statistics.median(samples)
+        seconds = statistics.median(samples)
+        node.meta["columns"] = {**node.meta.get("columns", {}), "seconds": seconds}
         spread = statistics.stdev(samples) if len(samples) > 1 else 0.0
-        rows.append(NodeTime(node.name, kind(node, gm), node.meta["seconds"], spread))
+        rows.append(NodeTime(node.name, kind(node, gm), seconds, spread))
     result = Profile(tuple(rows), statistics.median(calls), repeats, torch.get_num_threads())
     report(gm, "profile", [], [], seconds=result.seconds, call_seconds=result.call_seconds)
     return result
