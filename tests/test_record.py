@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import linecache
+import random
 import re
 import subprocess
 import sys
@@ -705,6 +706,26 @@ def fold(gm, wrong=None):
         gm.graph.erase_node(bn)
 
 
+def test_regions_must_nest_after_every_edit_and_a_trace_inside_one_is_well_formed():
+    def region(x):
+        with torch.no_grad():
+            y = torch.relu(x)
+        return y
+
+    timeline = trace_timeline(region)
+    assert all(step.well_formed for step in timeline.steps)
+    gm = fxlab.symbolic_trace(region)
+    nodes = {node.target: node for node in gm.graph.nodes if node.op == "call_function"}
+    leave = next(node for target, node in nodes.items() if "exit" in target.__name__)
+
+    def forgets(gm):
+        gm.graph.erase_node(leave)
+
+    with record(gm) as timeline:
+        forgets(gm)
+    assert timeline.steps[0].problem.endswith("is never left")
+
+
 def test_bisect_of_a_right_fold_says_that_nothing_broke_for_good():
     gm = small()
     want = gm(X)[0].detach()
@@ -867,3 +888,71 @@ def test_the_pass_is_quoted_as_it_was_when_it_ran(tmp_path, monkeypatch):
     _, source = timeline.source_of(timeline.steps[0].where[0])
     assert source.text.startswith("def renames(gm):")
     assert source.file == "my_passes.py"
+
+
+def random_edits(gm, rng, count):
+    """Edits of every kind, right and wrong ones."""
+    graph = gm.graph
+    for number in range(count):
+        nodes = list(graph.nodes)
+        node, other = rng.choice(nodes), rng.choice(nodes)
+        kind = rng.randrange(9)
+        if kind <= 1:
+            with (
+                graph.inserting_after(node) if rng.random() < 0.5 else graph.inserting_before(node)
+            ):
+                graph.call_function(torch.add, (other, number))
+        elif kind == 2 and not node.users and node.op not in ("output", "placeholder"):
+            graph.erase_node(node)
+        elif kind == 3 and node is not other:
+            node.append(other)
+        elif kind == 4 and node.op == "call_function":
+            node.args = (other, [number, {"k": node.all_input_nodes[:1]}])
+        elif kind == 5:
+            node.replace_all_uses_with(other, lambda user: rng.random() < 0.7)
+        elif kind == 6:
+            node.name = rng.choice([f"name_{number}", other.name])
+        elif kind == 7 and node.op == "call_function":
+            node.target = rng.choice([torch.mul, torch.sub])
+        elif kind == 8 and node.op == "call_function":
+            node.kwargs = {"alpha": rng.choice([1, other])}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_any_edits_frames_are_the_graph_verdicts_are_lints_and_a_raise_undoes_all(seed):
+    rng = random.Random(seed)
+    gm = chain(4)
+    text, names = str(gm.graph), [node.name for node in gm.graph.nodes]
+    lints, codes = [], []
+
+    def judge(kind, graph, node, before, after):
+        codes.append([(n.name, [one.name for one in n.all_input_nodes]) for n in graph.nodes])
+        try:
+            graph.lint()
+            lints.append(True)
+        except fxlab.LintError:
+            lints.append(False)
+
+    gm.graph.add_listener(judge)
+    with pytest.raises(ZeroDivisionError), record(gm) as timeline:
+        random_edits(gm, rng, 120)
+        gm.graph.remove_listener(judge)
+        1 / 0  # noqa: B018
+    assert str(gm.graph) == text
+    assert [node.name for node in gm.graph.nodes] == names
+    gm.graph.lint()
+    assert len(timeline) == len(codes)
+    assert [step.well_formed for step in timeline.steps] == lints
+    for index, code in enumerate(codes, 1):
+        frame = timeline.frame(index)
+        shown = [
+            (state.name, [frame.name(one) for one in frame.inputs(row)])
+            for row, state in frame.rows.items()
+        ]
+        assert shown == code, timeline.steps[index - 1]
+    again = Timeline.from_json(timeline.to_json())
+    assert [step.problem for step in again.steps] == [step.problem for step in timeline.steps]
+    slots = timeline.slots(0, "p0")
+    for index in (0, len(codes) // 2, len(codes)):
+        live = [slot.row for slot in slots if slot.live(index)]
+        assert live == list(timeline.frame(index).rows)

@@ -439,6 +439,8 @@ class Recorder:
             if event.kind in ("module", "attr"):
                 if not event.after.get("written"):
                     set_state(event.before["module"], event.before["path"], event.before["value"])
+            elif event.kind == "reroute" and not event.before["users"]:
+                continue
             elif isinstance(event.graph, Graph):
                 event.graph._undo(event.kind, event.node, event.before, event.after)
             elif self.foreign is not None:

@@ -8,11 +8,17 @@ readers be looked at again. Linear in steps and edges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
+from fxlab.core.graph import _enter_region, _exit_region
+from fxlab.core.node import target_text
 from fxlab.explorer.frames import Replay, State, rows_in_state, slots_of
 from fxlab.explorer.sentences import path_text, short
 from fxlab.explorer.timeline import Program, Step, Timeline
+
+ENTER, EXIT = (target_text(one) for one in (_enter_region, _exit_region))
 
 
 class Checker:
@@ -28,6 +34,13 @@ class Checker:
         self.paths = set(program.modules)
         self.by_path: dict[str, dict[int, None]] = {}
         self.outputs: dict[int, None] = {}
+        self.regions: dict[int, None] = {}
+        self.region_problem: str | None = None
+        self.unclosed: int | None = None
+        # Lines of placeholders, of all others and of all but outputs; old entries stay until met.
+        self.placeholder_lines: list[tuple[int, int]] = []
+        self.other_lines: list[tuple[int, int]] = []
+        self.value_lines: list[tuple[int, int]] = []
         self.check_paths = bool(program.modules)
         # A row's line: the index of its slot, which never changes while it stays where it is.
         self.lines: dict[int, list[tuple[int, int]]] = {}
@@ -37,11 +50,11 @@ class Checker:
             self.lines[row].sort()
         self.line = {row: self.lines[row][0][1] for row in program.first}
         self.inputs: dict[int, list[int]] = {}
-        self.first_computed: dict[int, None] = {}
         for row, state in program.first.items():
             self._enter(row, state)
         for row in program.first:
             self._judge(row)
+        self.region_problem = self._nesting()
 
     def _enter(self, row: int, state: State) -> None:
         self.names.setdefault(state.name, {})[row] = None
@@ -49,8 +62,17 @@ class Checker:
         self.inputs[row] = rows_in_state(state)
         for source in self.inputs[row]:
             self.readers.setdefault(source, {})[row] = None
+        line = self.line[row]
+        if state.op == "placeholder":
+            heappush(self.placeholder_lines, (-line, row))
+        else:
+            heappush(self.other_lines, (line, row))
         if state.op == "output":
             self.outputs[row] = None
+        else:
+            heappush(self.value_lines, (-line, row))
+        if state.target in (ENTER, EXIT):
+            self.regions[row] = None
         if state.op in ("call_module", "get_attr"):
             self.by_path.setdefault(state.target, {})[row] = None
 
@@ -59,6 +81,7 @@ class Checker:
         for source in self.inputs.pop(row, ()):
             self.readers.get(source, {}).pop(row, None)
         self.outputs.pop(row, None)
+        self.regions.pop(row, None)
         self.by_path.get(state.target, {}).pop(row, None)
         self.problems.pop(row, None)
 
@@ -81,6 +104,8 @@ class Checker:
                 return (
                     f"{name} reads {short(self.last_name.get(source, f'row {source}'), 40)}, {gone}"
                 )
+            if source in self.outputs:
+                return f"{name} reads {short(self.last_name[source], 40)}, which is no value"
             if self.line[source] > self.line[row]:
                 other = short(self.last_name[source], 40)
                 return f"{name} reads {other}, which is computed after it"
@@ -88,6 +113,8 @@ class Checker:
             return f"two nodes are called {name}"
         if state.op == "output" and len(self.outputs) > 1:
             return f"{name} is a second output"
+        if state.op == "output" and (len(state.args) != 1 or state.kwargs):
+            return f"{name} must return one value"
         missing = state.op in ("call_module", "get_attr") and self.check_paths
         if missing and not self._resolves(state.target):
             return f"{name} names {short(path_text(state.target))}, which does not exist"
@@ -110,6 +137,7 @@ class Checker:
         touched = {row: None}
         users = list((edit.after or {}).get("users", ())) if edit.kind == "reroute" else [row]
         named_before = []
+        had_region = any(one in self.regions for one in (row, *users))
         for one in users:
             state = self.replay.states.get(one)
             if state is not None:
@@ -129,6 +157,8 @@ class Checker:
             touched.update(self.readers.get(row, {}))
             touched.update(dict.fromkeys(self._namesakes(named_before, row)))
         touched.update(self.outputs if len(self.outputs) != 1 else {})
+        if had_region or any(one in self.regions for one in touched):
+            self.region_problem = self._nesting()
         for one in touched:
             if one in self.replay.states:
                 self._judge(one)
@@ -157,7 +187,57 @@ class Checker:
 
     def verdict(self) -> str | None:
         """What is wrong now: the oldest trouble that is left."""
-        return next(iter(self.problems.values()), None)
+        return (
+            next(iter(self.problems.values()), None)
+            or self._order()
+            or self.region_problem
+            or self._left_open()
+        )
+
+    def _order(self) -> str | None:
+        """Whether placeholders come first and the output last."""
+        first = self._top(self.other_lines, 1, lambda op: op != "placeholder")
+        last = self._top(self.placeholder_lines, -1, lambda op: op == "placeholder")
+        if first is not None and last is not None and last[0] > first[0]:
+            return f"{short(self.last_name[last[1]], 40)} is a placeholder behind an operation"
+        value = self._top(self.value_lines, -1, lambda op: op != "output")
+        output = next(iter(self.outputs), None)
+        if output is not None and value is not None and value[0] > self.line[output]:
+            return f"{short(self.last_name[value[1]], 40)} stands behind the output"
+        return None
+
+    def _top(
+        self, heap: list[tuple[int, int]], sign: int, fits: Callable[[str], bool]
+    ) -> tuple[int, int] | None:
+        """The first line of a heap that still holds, with its row."""
+        while heap:
+            line, row = heap[0]
+            state = self.replay.states.get(row)
+            if state is not None and self.line[row] == sign * line and fits(state.op):
+                return sign * line, row
+            heappop(heap)
+        return None
+
+    def _nesting(self) -> str | None:
+        """Whether `with` regions nest: each exit leaves the innermost one that is open."""
+        opened: list[int] = []
+        for row in sorted(self.regions, key=lambda one: self.line[one]):
+            state = self.replay.states[row]
+            if state.target == ENTER:
+                opened.append(row)
+            elif not opened or state.args[:1] != [{"row": opened[-1]}]:
+                name = short(state.name, 40)
+                return f"{name} leaves a region that is not the innermost one"
+            else:
+                opened.pop()
+        self.unclosed = opened[-1] if opened else None
+        return None
+
+    def _left_open(self) -> str | None:
+        """A region that a finished program never leaves; while it is being built that is fine."""
+        if self.unclosed is None or not self.outputs:
+            return None
+        return f"the region {short(self.last_name[self.unclosed], 40)} is never left"
 
 
 def check_steps(timeline: Timeline) -> None:
