@@ -416,6 +416,12 @@ def _encode(value: Any) -> Any:
     return {"opaque": target_text(value) if callable(value) else f"<{torch.typename(value)}>"}
 
 
+def _fits(kind: str, content: Any) -> bool:
+    """Say whether an aggregate has a list of the right length."""
+    count = {"slice": 3, "complex": 2}.get(kind)
+    return isinstance(content, list) and (count is None or len(content) == count)
+
+
 def _decode(value: Any, made: dict[str, Node], where: str, depth: int) -> Any:
     """Return the argument that `_encode` wrote."""
     _need(depth < _DEEPEST, where, f"arguments nested at most {_DEEPEST} deep", "more")
@@ -428,16 +434,12 @@ def _decode(value: Any, made: dict[str, Node], where: str, depth: int) -> Any:
     if isinstance(value, list):
         return [inner(v) for v in value]
     _need(isinstance(value, dict) and len(value) == 1, where, "an argument", value)
-    parts: Any = value
-    kind = next(iter(parts))
-    content = parts[kind]
+    kind, content = next(iter(dict[Any, Any](value).items()))
     if kind == "node":
         _need(isinstance(content, str) and content in made, where, "an earlier node", content)
         return made[content]
     if kind in ("tuple", "size", "slice", "dict", "complex"):
-        count = {"slice": 3, "complex": 2}.get(kind)
-        right = isinstance(content, list) and (count is None or len(content) == count)
-        _need(right, where, f"a list in a {kind}", content)
+        _need(_fits(kind, content), where, f"a list in a {kind}", content)
     try:
         if kind == "tuple":
             return tuple([inner(v) for v in content])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,12 +306,12 @@ class SubgraphMatcher:
 class _Effects:
     """The Nodes of a graph that do more than compute a value, looked up by position."""
 
-    def __init__(self, order: dict[Node, int]) -> None:
+    def __init__(self, order: dict[Node, float]) -> None:
         self._order = order
         self._nodes: list[Node] | None = None
 
     def between(
-        self, body: dict[Node, Node], late: list[Node], first: int, last: int
+        self, body: dict[Node, Node], late: list[Node], first: float, last: float
     ) -> tuple[str, Node, Any] | None:
         """Say which Node stops `body` and `late` from moving to position `last`, if any."""
         if self._nodes is None:
@@ -383,7 +383,7 @@ def _writes(node: Node) -> bool:
 
 
 def late_readers(
-    body: dict[Node, Any], returned: list[Node], last: Any, position: Callable[[Node], Any]
+    body: Collection[Node], returned: list[Node], last: Any, position: Callable[[Node], Any]
 ) -> list[Node] | None:
     """Return the Nodes that depend on `returned` and stand before `last`, in order.
 

@@ -86,7 +86,7 @@ def canonical_call(node: Node) -> Call:
         kwargs = {**dict(zip([first.name], args, strict=False)), **kwargs, **bound}
         args = ()
     elif node.op == "call_method":
-        name = _SYNONYMS.get(node.target, node.target)
+        name = _SYNONYMS.get(str(node.target), str(node.target))
         name = str(name)
         function = getattr(torch, name, None) or getattr(torch.ops.aten, name, None)
         first = next((s[0].name for s in _signatures(function) if s), "") if function else ""
