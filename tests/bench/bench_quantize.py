@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import resource
 import statistics
 import sys
 import threading
@@ -149,10 +148,10 @@ def images(threads: int, turns: int) -> None:
             )
 
 
-def resident() -> int:
-    """Return the bytes of memory this process holds."""
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * resource.getpagesize()
+def allocated() -> int:
+    """Return the bytes of memory this process has filled, pages of libraries' code apart."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
 
 def conversion() -> None:
@@ -166,11 +165,11 @@ def conversion() -> None:
     prepared(torch.randn(64, 17768))
     calibrate_seconds = time.perf_counter() - start
     gc.collect()
-    base, peak, done = resident(), [0], threading.Event()
+    base, peak, done = allocated(), [0], threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            peak[0] = max(peak[0], resident())
+            peak[0] = max(peak[0], allocated())
             time.sleep(0.001)
 
     watcher = threading.Thread(target=watch)

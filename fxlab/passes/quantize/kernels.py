@@ -386,7 +386,7 @@ def choose_engine(few: bool) -> str:
     from fxlab.passes.quantize.modules import Int8Linear
 
     # For few rows the weight must not fit the cache of the core, or reading it costs nothing.
-    width, out, rows = (2048, 4096, 1) if few else (1024, 512, 32)
+    width, out, rows = (2048, 4096, 1) if few else (2048, 512, 64)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (out, width), dtype=torch.int8, generator=generator)
     x = torch.randn(rows, width, generator=generator)
