@@ -47,7 +47,9 @@ def test_doctor_tells_nobody_where_it_runs(capsys):
     assert str(ROOT) not in text
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["doctor", "--nonsense"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["nonsense"], ["doctor", "--nonsense"], ["draw", "MLP", "-o", "x.gif"]]
+)
 def test_a_wrong_command_line_exits_with_2_and_shows_the_usage(argv, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(argv)
@@ -55,18 +57,140 @@ def test_a_wrong_command_line_exits_with_2_and_shows_the_usage(argv, capsys):
     assert "usage: fxlab" in capsys.readouterr().err
 
 
-def test_without_the_lab_extra_each_missing_part_comes_with_its_remedy():
-    # -S leaves site-packages out, so no distribution is found: as in an environment without extras.
-    code = (
-        "import runpy, sys; cli = runpy.run_path(sys.argv[1]);sys.exit(cli['main'](sys.argv[2:]))"
-    )
-    command = [sys.executable, "-S", "-c", code, str(ROOT / "fxlab/cli.py")]
-    told = subprocess.run([*command, "lab"], capture_output=True, text=True, check=False)
+def test_without_the_lab_extra_each_missing_part_comes_with_its_remedy(bare):
+    told = bare("-m", "fxlab.cli", "lab")
     assert told.returncode == 1
-    assert 'python -m pip install "fxlab[lab]"' in told.stderr
+    assert 'ipywidgets        missing; for the explorer: python -m pip install "fxlab[lab]"' in (
+        told.stderr
+    )
     assert "Traceback" not in told.stderr
-    text = subprocess.run([*command, "doctor"], capture_output=True, text=True, check=True).stdout
+    text = bare("-m", "fxlab.cli", "doctor").stdout
     assert "onnxruntime                   missing; for lowering to a device" in text
+
+
+def test_without_the_lab_extra_a_drawing_says_what_it_needs(bare, tmp_path):
+    told = bare("-m", "fxlab.cli", "draw", "MLP", "-o", str(tmp_path / "x.svg"))
+    assert told.returncode == 1
+    # torch itself warns before, that there is no numpy.
+    assert told.stderr.endswith('fxlab draw needs graphviz: python -m pip install "fxlab[lab]"\n')
+
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return torch.relu(self.bn(self.conv(x)))
+
+
+def make():
+    return Net()
+
+
+def double(x):
+    return torch.relu(x) * 2
+
+
+def branch(x):
+    return x if x.sum() > 0 else -x
+
+
+def to_tanh(gm):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            node.target = torch.tanh
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A user's file, and the folder with it as the current one."""
+    (tmp_path / "users_model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    yield "users_model.py"
+    sys.path.remove(str(tmp_path))
+    del sys.modules["users_model"]
+
+
+def test_trace_prints_the_code_of_a_users_function_and_the_nodes_of_a_users_model(model, capsys):
+    assert cli.main(["trace", f"{model}:double"]) == 0
+    assert "mul = relu * 2" in capsys.readouterr().out
+    assert cli.main(["trace", f"{model}:make", "--call", "--graph"]) == 0
+    assert "call_module[target=bn]" in capsys.readouterr().out
+    assert cli.main(["trace", f"{model}:double", "--json"]) == 0
+    names = [node["name"] for node in json.loads(capsys.readouterr().out)["nodes"]]
+    assert names == ["x", "relu", "mul", "output"]
+
+
+def test_show_tells_the_edits_of_a_pass_and_writes_them(model, tmp_path, capsys):
+    outputs = ["--html", "story.html", "--svg", "story.svg", "--json", "story.json"]
+    command = ["show", f"{model}:Net", "--pass", "fuse_conv_bn", "--input", "f32[1, 3, 8, 8]"]
+    assert cli.main([*command, "--check", *outputs]) == 0
+    said = capsys.readouterr()
+    assert "erases bn, was self.bn(conv); nothing read it" in said.out
+    assert "wrote story.html" in said.err
+    assert "<html" in (tmp_path / "story.html").read_text("utf-8")
+    assert (tmp_path / "story.svg").read_text("utf-8").lstrip().startswith("<svg")
+    assert json.loads((tmp_path / "story.json").read_text("utf-8"))["format"] == "fxlab.timeline"
+
+
+def test_show_with_check_fails_when_a_users_pass_changes_the_output(model, capsys):
+    command = ["show", f"{model}:double", "--pass", f"{model}:to_tanh", "--input", "f32[4]"]
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--check"]) == 1
+    assert "not the same output, or not well formed: to_tanh" in capsys.readouterr().err
+
+
+def test_show_of_what_cannot_be_traced_tells_the_steps_before_and_the_error(model, capsys):
+    assert cli.main(["show", f"{model}:branch"]) == 1
+    said = capsys.readouterr()
+    assert "gt = sum_1 > 0" in said.out
+    assert "torch.where" in said.err
+
+
+def test_draw_writes_boxes_and_arrows_with_shapes(model, tmp_path):
+    pytest.importorskip("graphviz")
+    command = ["draw", f"{model}:Net", "--input", "f32[1, 3, 8, 8]", "-o"]
+    assert cli.main([*command, "net.dot"]) == 0
+    assert cli.main([*command, "net.svg"]) == 0
+    assert "f32[1, 4, 6, 6]" in (tmp_path / "net.dot").read_text("utf-8")
+    assert "</svg>" in (tmp_path / "net.svg").read_text("utf-8")
+
+
+def test_paper_lists_every_figure_and_table(capsys):
+    assert cli.main(["paper"]) == 0
+    text = capsys.readouterr().out
+    assert "Figure 8 (section 6.4)" in text
+    assert "lecture: 07_fusion" in text
+    assert cli.main(["paper", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 13
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["trace", "nope"], "fxlab.models has no nope"),
+        (["trace", "nofile.py:x"], "there is no file nofile.py"),
+        (["trace", "no.such.module:x"], "can't import no.such.module"),
+        (["trace", "math:nope"], "math has no nope"),
+        (["trace", "math:pi"], "math:pi is no model and no function, but a float"),
+        (["show", "MLP", "--pass", "nope"], "fxlab.passes has no nope"),
+        (["show", "MLP", "--input", "q8[2]"], "an input is written like"),
+        (["show", "MLP", "--check"], "it needs --input"),
+    ],
+)
+def test_what_is_not_there_is_named_in_one_line_and_exits_with_1(argv, reason, capsys):
+    assert cli.main(argv) == 1
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.startswith(f"fxlab {argv[0]}: ")
+    assert said.count("\n") == 1
 
 
 def test_the_first_lecture_is_found_from_a_folder_below_the_project(monkeypatch, tmp_path):

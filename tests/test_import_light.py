@@ -64,6 +64,23 @@ def test_recording_in_a_plain_script_needs_no_widget():
     assert loaded_by(code) == set()
 
 
+def test_with_torch_alone_one_can_trace_transform_record_run_and_write_a_page(bare):
+    code = (
+        "import sys, torch, fxlab\n"
+        "from fxlab.models import FusionCases\n"
+        "gm = fxlab.symbolic_trace(FusionCases().eval())\n"
+        "with fxlab.record(gm) as timeline: fxlab.passes.fuse_conv_bn(gm)\n"
+        "fxlab.passes.shape_prop(gm, torch.zeros(1, 4, 8, 8))\n"
+        "timeline.to_html('story.html'); timeline.to_json('story.json')\n"
+        "assert len(fxlab.Timeline.from_json('story.json').steps) == len(timeline.steps) > 10\n"
+        "assert not {'numpy', 'ipywidgets', 'IPython', 'matplotlib'} & set(sys.modules)\n"
+    )
+    ran = bare("-c", code)
+    assert ran.returncode == 0, ran.stderr
+    told = bare("-c", "import ipywidgets")
+    assert "No module named 'ipywidgets'" in told.stderr  # the environment is bare indeed
+
+
 # Each call, by the name under which a user finds it: a submodule of the same name must not hide it.
 CALLS = {
     "fxlab.symbolic_trace": "fxlab.symbolic_trace(model)",

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fxlab.core.graph import shape_text
 from fxlab.explorer.drawing import GLYPHS, elide
 from fxlab.explorer.frames import LETTERS
 from fxlab.explorer.sentences import target_text
@@ -59,9 +60,9 @@ def graph_dot(graph: Any) -> Digraph:
     nodes, edges = [], []
     for node in graph.nodes:
         target = node.target if isinstance(node.target, str) else _callable_name(node.target)
-        shape = node.meta.get("shape", "")
+        shape = shape_text(node)
         letter = LETTERS.get(node.op, "?")
-        nodes.append((node.name, letter, node.name, target_text(node.op, target), str(shape)))
+        nodes.append((node.name, letter, node.name, target_text(node.op, target), shape))
         edges += [(source.name, node.name) for source in node.all_input_nodes]
     return _digraph(nodes, edges, set())
 

@@ -1,0 +1,54 @@
+"""What many tests share: an environment with torch and nothing else."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def distributions_of(name: str) -> list[importlib.metadata.Distribution]:
+    """List the distribution ``name`` and all that it needs without extras."""
+    pending, found = [name], {}
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        needs = [Requirement(text) for text in found[name].requires or []]
+        pending += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
+    return list(found.values())
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python in an environment that has torch and what torch needs, and the project."""
+    folder = tmp_path_factory.mktemp("bare")
+    for distribution in distributions_of("torch"):
+        for top in {Path(str(path)).parts[0] for path in distribution.files or []}:
+            target = Path(str(distribution.locate_file(top)))
+            if top not in ("..", "__pycache__") and target.exists() and not (folder / top).exists():
+                (folder / top).symlink_to(target)
+    (folder / "fxlab").symlink_to(ROOT / "fxlab")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        # -S: no site-packages; the folder above stands for them.
+        return subprocess.run(
+            [sys.executable, "-S", *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return run
