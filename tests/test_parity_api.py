@@ -1003,3 +1003,17 @@ def test_nodes_inserted_after_one_stand_in_the_order_they_were_made() -> None:
     relu.replace_all_uses_with(value.node, lambda user: user.name == "mul")
     gm.graph.lint()
     assert torch.equal(gm(torch.ones(1, 4)), -torch.sigmoid(torch.full((1, 4), 5.0)) + 8)
+
+
+def stays_a_leaf(x, scale=2.0):
+    return x * float(scale)
+
+
+fxlab.wrap("stays_a_leaf")
+
+
+def test_a_function_wrapped_by_name_stays_a_leaf_when_its_module_is_traced_again() -> None:
+    first = fxlab.symbolic_trace(lambda x, y: stays_a_leaf(x, y))
+    again = fxlab.symbolic_trace(fxlab.symbolic_trace(first))
+    for gm in (first, again):
+        assert [n.target for n in gm.graph.nodes if n.op == "call_function"] == [stays_a_leaf]
