@@ -956,3 +956,23 @@ def test_after_any_edits_frames_are_the_graph_verdicts_are_lints_and_a_raise_und
     for index in (0, len(codes) // 2, len(codes)):
         live = [slot.row for slot in slots if slot.live(index)]
         assert live == list(timeline.frame(index).rows)
+
+
+def test_a_pass_that_changes_numbers_on_purpose_is_held_to_its_own_promise():
+    @as_pass(min_sqnr_db=20.0)
+    def coarse(gm):
+        "Edit in place."
+        gm.conv.weight = nn.Parameter((gm.conv.weight * 64).round() / 64)
+
+    @as_pass(min_sqnr_db=20.0)
+    def ruins(gm):
+        "Edit in place."
+        gm.conv.weight = nn.Parameter(torch.zeros_like(gm.conv.weight))
+
+    for pass_, kind in ((coarse, "rounding"), (ruins, "different")):
+        with record(small(), inputs=(X,)) as timeline:
+            timeline.run(pass_)
+            timeline.run(fxlab.passes.dce)
+        for span in timeline.passes:
+            assert span.same_output["verdict"] == kind
+            assert span.same_output["text"].endswith("dB where 20 dB is asked")

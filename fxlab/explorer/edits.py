@@ -34,7 +34,7 @@ class EditWriter:
         self.live: dict[str, dict[int, State]] = {}
         self.readers: dict[int, dict[int, None]] = {}
         self.names: list[str] = []
-        self.mentions: list[dict[str, int]] = []
+        self.mentions: dict[int, dict[str, int]] = {}
 
     def _number(self, node: Any) -> int:
         row = self.row_of.get(node)
@@ -42,7 +42,6 @@ class EditWriter:
             row = self.row_of[node] = len(self.node_of)
             self.node_of.append(node)
             self.names.append("")
-            self.mentions.append({"row": row})
             self.row_by_node_id[node_id(node)] = row
         return row
 
@@ -60,7 +59,9 @@ class EditWriter:
     def _encode(self, value: Any) -> Any:
         """A value of the schema; the many mentions of a node share one dict."""
         row = self.row_of.get(value) if isinstance(value, NODES) else None
-        return encode(value, self._row) if row is None else self.mentions[row]
+        if row is None:
+            return encode(value, self._row)
+        return self.mentions.setdefault(row, {"row": row})
 
     def _row(self, node: Any) -> int:
         """The row of a node; one that was never heard of (another graph's) gets a row too."""

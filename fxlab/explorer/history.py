@@ -148,6 +148,8 @@ class Writer(EditWriter):
             name = opened.name if opened is not None else ""
             loose = Span(name, "pass", done, self.recorder.before(opened))
             self._write_span(loose, done, len(self.recorder.events))
+        self.readers.clear()  # scratch, one dict a row
+        self.live.clear()
 
     # -- programs and rows --------------------------------------------------------------------
 
