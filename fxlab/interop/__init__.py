@@ -238,6 +238,7 @@ class DynamoRecorder:
     >>> _ = compiled(torch.ones(2))
     >>> [node.op for node in recorder.captured[0].graph.nodes]
     ['placeholder', 'call_function', 'call_function', 'output']
+    >>> torch._dynamo.reset()
     """
 
     def __init__(self) -> None:
