@@ -976,3 +976,76 @@ def test_a_pass_that_changes_numbers_on_purpose_is_held_to_its_own_promise():
         for span in timeline.passes:
             assert span.same_output["verdict"] == kind
             assert span.same_output["text"].endswith("dB where 20 dB is asked")
+
+
+def test_a_copy_that_is_edited_is_a_program_that_begins_whole():
+    def on_a_copy(gm):
+        new = copy.deepcopy(gm)
+        fuse_conv_bn(new)
+        return new
+
+    gm = small()
+    with record(gm, inputs=(X,)) as timeline:
+        timeline.run(on_a_copy)
+    assert timeline.programs[1].made_from == {"program": "p0", "how": "copy"}
+    assert len(timeline.frame(0, "p1").rows) == 9
+    assert "create" not in {step.edit.kind for step in timeline.steps}
+    assert timeline.steps[-1].edit.kind == "result"
+    assert len(timeline.steps[-1].edit.after["pairs"]) == 7
+    assert all(step.well_formed for step in timeline.steps)
+    assert timeline.passes[0].same_output["verdict"] == "rounding"
+
+
+def test_a_split_of_ours_gives_parts_whose_rows_pair_with_the_whole():
+    gm = small()
+    number = {node: index // 5 for index, node in enumerate(gm.graph.nodes)}
+    with record(gm, inputs=(X,)) as timeline:
+        timeline.run(fxlab.passes.split_module, None, lambda node: number[node])
+    result = timeline.steps[-1].edit
+    paired = {old for old, _ in result.after["pairs"]}
+    assert paired == set(timeline.frame(0).rows)
+    assert len(result.after["parts"]) == 2
+    assert all(step.well_formed for step in timeline.steps)
+
+
+def test_a_graph_that_is_exchanged_whole_is_another_program():
+    def exchanges(gm):
+        graph = fxlab.Graph()
+        graph.output(graph.graph_copy(gm.graph, {}))
+        gm.graph = graph
+
+    gm = small()
+    with record(gm, inputs=(X,)) as timeline:
+        timeline.run(exchanges)
+        timeline.run(fuse_conv_bn)
+    assert [(span.program, span.result) for span in timeline.passes] == [("p0", "p1"), ("p1", "p1")]
+    assert [span.same_output["verdict"] for span in timeline.passes] == ["identical", "rounding"]
+
+
+def test_a_graph_module_inside_the_recorded_one_is_a_program_with_its_path():
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, x):
+            return self.inner(x)[0] + 1
+
+    class WholeModules(fxlab.Tracer):
+        def is_leaf_module(self, module, name):
+            return True
+
+    outer = Outer()
+    gm = fxlab.GraphModule(outer, WholeModules().trace(outer))
+
+    def inside(gm):
+        fuse_conv_bn(gm.inner)
+
+    with record(gm, inputs=(X,)) as timeline:
+        timeline.run(inside)
+    assert [(program.id, program.path) for program in timeline.programs] == [
+        ("p0", ""),
+        ("p1", "inner"),
+    ]
+    assert {step.program for step in timeline.steps if step.edit.kind == "erase"} == {"p1"}
+    assert timeline.passes[0].same_output["verdict"] == "rounding"
