@@ -41,8 +41,10 @@ def _codes(ctx: Builder, x: OnnxValue, codes: Codes | None) -> OnnxValue:
     return made
 
 
-def _values(ctx: Builder, x: OnnxValue, codes: Codes) -> OnnxValue:
-    """What the codes `x` stand for."""
+def _values(ctx: Builder, x: OnnxValue, codes: Codes | None) -> OnnxValue:
+    """What the codes `x` stand for; `x` itself when it is float."""
+    if codes is None:
+        return x
     coded = OnnxValue(ctx, x.name, x.fake, x.other)
     coded.scale = ctx.const(codes.scale, torch.float32)
     coded.zero_point = ctx.const(codes.zero_point, torch.uint8)
@@ -74,6 +76,8 @@ def table(ctx: Builder, module: Table, codes: Any) -> Any:
 def linear(ctx: Builder, module: Int8Linear, codes: Any) -> Any:
     weight = _weight(ctx, module.weight, module.weight_scale)
     turned = ctx.op("Transpose", weight, perm=[1, 0])
+    if module.reads_float:
+        codes = _codes(ctx, ctx.cast(codes, torch.float32), module.input)
     y = ctx.op("MatMul", _values(ctx, codes, module.input), turned)
     if module.bias is not None:
         y = ctx.op("Add", y, module.bias)

@@ -261,10 +261,11 @@ def batch_norm(
         return _affine(ctx, _own_statistics(ctx, input, eps), weight, bias, input.dim())
     if isinstance(weight, bool) or training:
         raise Unsupported("batch norm that updates its running statistics; call eval() first")
+    channels = int(input.shape[1])
     if weight is None:
-        weight = ctx.const([1.0] * running_mean.numel(), input.dtype)
+        weight = ctx.const([1.0] * channels, input.dtype)
     if bias is None:
-        bias = ctx.const([0.0] * running_mean.numel(), input.dtype)
+        bias = ctx.const([0.0] * channels, input.dtype)
     return ctx.op(
         "BatchNormalization", input, weight, bias, running_mean, running_var, epsilon=float(eps)
     )

@@ -68,13 +68,13 @@ for _name, _op in {"amax": "ReduceMax", "amin": "ReduceMin"}.items():
 
 def _extreme(name: str, reduce: str, arg: str, pairwise: str) -> None:
     def convert(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
-        args = args or tuple(kwargs.pop(k) for k in ("other", "dim") if k in kwargs)
-        if not args:
+        given = [*args, *(kwargs[k] for k in ("other", "dim") if k in kwargs)]
+        if not given:
             return ctx.op(reduce, input, None, keepdims=0)
-        if not isinstance(args[0], int):
-            return elementwise(ctx, pairwise, input, args[0])
-        keepdim = bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
-        axis = args[0] % max(input.dim(), 1)
+        if not isinstance(given[0], int):
+            return elementwise(ctx, pairwise, input, given[0])
+        keepdim = bool(given[1] if len(given) > 1 else kwargs.get("keepdim", False))
+        axis = given[0] % max(input.dim(), 1)
         values = ctx.op(reduce, input, ctx.const([axis], I64), keepdims=int(keepdim))
         return values, ctx.op(arg, input, axis=axis, keepdims=int(keepdim))
 

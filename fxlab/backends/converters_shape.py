@@ -293,7 +293,8 @@ def getitem(ctx: Builder, input: Any, index: Any) -> Any:
                 cuts.append((axis, start, stop, step))
             out_axis += 1
         elif isinstance(item, (int, SymbolicInt)):
-            end: Any = END if isinstance(item, int) and item == -1 else item + 1
+            place: Any = item
+            end = END if isinstance(item, int) and item == -1 else place + 1
             cuts.append((axis, item, end, 1))
             removed.append(axis)
         else:

@@ -191,11 +191,12 @@ class Builder:
 
     def fake(self, value: Any) -> Any:
         """Return fake tensors of the shape and dtype of `value` (tensor, TensorMetadata, nest)."""
-        if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
-            return tuple(self.fake(item) for item in value)
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is not None and dtype is not None:
             with self._fake_mode:
-                return torch.empty(tuple(value.shape), dtype=value.dtype)
+                return torch.empty(tuple(shape), dtype=dtype)
+        if isinstance(value, (tuple, list)):
+            return tuple(self.fake(item) for item in value)
         return value
 
     def _run_fake(self, op: str, target: Any, args: Any, kwargs: Any, which: str) -> Any:
@@ -310,6 +311,7 @@ class Emitter(Interpreter):
         refuse: Callable[[Node], str | None] = lambda node: None,
     ) -> None:
         super().__init__(gm)
+        self.program = gm
         self.ctx = Builder()
         self.tolerant = tolerant
         self.refuse = refuse
@@ -325,7 +327,9 @@ class Emitter(Interpreter):
         return self.result
 
     def _arguments(self) -> list[Any]:
-        return [self._outside(node) for node in self.module.graph.nodes if node.op == "placeholder"]
+        return [
+            self._outside(node) for node in self.program.graph.nodes if node.op == "placeholder"
+        ]
 
     def _outside(self, node: Node) -> Any:
         """What stands for a value that comes from PyTorch: a graph input, or an External."""
@@ -359,8 +363,8 @@ class Emitter(Interpreter):
                 raise Unsupported(why)
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             if n.op == "get_attr":
-                return self.fetch_attr(n.target)
-            target = self.fetch_attr(n.target) if n.op == "call_module" else n.target
+                return self.fetch_attr(str(n.target))
+            target = self.fetch_attr(str(n.target)) if n.op == "call_module" else n.target
             out = self.ctx.fake(n.meta.get("tensor_meta"))
             other = self.ctx.fake(n.meta.get("other_tensor_meta"))
             result = self.ctx.call(n.op, target, args, kwargs, out, other)

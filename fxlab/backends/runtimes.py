@@ -309,6 +309,12 @@ class Port:
     dtype: torch.dtype
     shape: tuple[int | None, ...]
 
+    @property
+    def fixed_shape(self) -> torch.Size | None:
+        """The shape when no size may vary, else None."""
+        sizes = [size for size in self.shape if size is not None]
+        return torch.Size(sizes) if len(sizes) == len(self.shape) else None
+
 
 class LoweredModule(torch.nn.Module):
     """A part of a program that an engine runs.
@@ -349,10 +355,7 @@ class LoweredModule(torch.nn.Module):
             for tensor in model.graph.initializer:
                 digest.update(tensor.raw_data)
             self.content = digest.hexdigest()
-        self._check = tuple(
-            (port.name, port.dtype, torch.Size(port.shape) if None not in port.shape else None)
-            for port in self.inputs
-        )
+        self._check = tuple((port.name, port.dtype, port.fixed_shape) for port in self.inputs)
         self.training = False
         self._engine: Any = None
 
@@ -398,10 +401,7 @@ class LoweredModule(torch.nn.Module):
             ) from error
         engine.describe(
             [(port.name, port.dtype) for port in self.inputs],
-            [
-                (port.name, None if None in port.shape else tuple(port.shape), port.dtype)
-                for port in self.outputs
-            ],
+            [(port.name, port.fixed_shape, port.dtype) for port in self.outputs],
         )
         return engine
 
