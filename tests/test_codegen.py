@@ -579,7 +579,6 @@ def test_a_node_of_another_graph_is_refused_by_name():
     graph.output(graph.call_function(torch.relu, (stray,)))
     with pytest.raises(CodegenError, match="stray is not in this graph"):
         GraphModule({}, graph).code  # noqa: B018
-    assert "torch.relu(stray)" in "".join(graph._codegen.display_lines(graph).values())
 
 
 def test_code_of_a_long_graph_is_written_without_recursion():
@@ -588,44 +587,6 @@ def test_code_of_a_long_graph_is_written_without_recursion():
     for _ in range(20_000):
         x = graph.call_function(operator.add, (x, 1))
     assert returns(graph, x)(0) == 20_000
-
-
-# -- display -----------------------------------------------------------------------------------
-
-
-def test_the_display_form_has_one_line_per_node_and_no_deletions():
-    gm = fxlab.symbolic_trace(Net())
-    lines = gm.graph._codegen.display_lines(gm.graph)
-    assert set(lines) == {None, *gm.graph.nodes}
-    assert lines[None] == "def forward(self, x, scale : float = 2.0):"
-    by_name = {node.name: text for node, text in lines.items() if node is not None}
-    assert by_name["scale"] == "scale : float = 2.0"
-    assert by_name["layer_0"] == 'layer_0 = getattr(self.layer, "0")(x)'
-    assert by_name["getattr_1"] == "getattr_1 = add.T"
-    assert "None" not in by_name["layer_1"]
-
-
-def test_the_display_form_works_on_a_graph_in_the_middle_of_a_pass():
-    graph = Graph()
-    x = graph.placeholder("x")
-    enter = region(graph, torch.no_grad)
-    a = graph.call_function(torch.relu, (x,))
-    graph.output(a)
-    assert graph._codegen.display_lines(graph)[a] == "    relu = torch.relu(x)"
-    graph.call_function(_exit_region, (enter,))
-    a._args = (graph.call_function(torch.neg, (a,)),)
-    method = graph.create_node("call_method", "neg", ())
-    lines = graph._codegen.display_lines(graph)
-    assert len(lines) == len(graph.nodes) + 1 and "neg" in lines[a]
-    assert "..." in lines[method]
-
-
-def test_display_lines_can_show_shapes():
-    gm = fxlab.symbolic_trace(Net())
-    for node in gm.graph.nodes:
-        node.meta["tensor_meta"] = torch.empty(2, 4)
-    lines = gm.graph._codegen.display_lines(gm.graph, shapes=True)
-    assert any('mul: "f32[2, 4]" = norm * weight' in line for line in lines.values())
 
 
 def test_verbose_code_shows_sources_shapes_and_meta_and_still_runs():

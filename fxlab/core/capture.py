@@ -45,11 +45,6 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
     tracer._reset()
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
-    inlined = [getattr(m, "_graph", None) for m in tracer.root.modules()]
-    tracer._autowrap_function_ids.update({  # what was a leaf stays one when it is traced again
-        id(n.target): n.target
-        for g in inlined if g is not None for n in g.nodes if n.meta.get("is_wrapped")
-    })  # fmt: skip
     tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
     tracer._retracing, tracer._tracing = hasattr(tracer.root, "_graph"), True
     code = getattr(inspect.unwrap(fn), "__code__", None)
@@ -82,11 +77,12 @@ def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -
 
 
 def _refuse_wrappers(root: Any) -> None:
-    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-    inner = ".module" if isinstance(root, parallel) else "._orig_mod"
-    if isinstance(root, parallel) or hasattr(root, "_orig_mod"):
-        raise TraceError(f"a {type(root).__name__} only wraps the model: its own code is not the "
-                         "program", hint=f"trace what it wraps: symbolic_trace(model{inner})")  # fmt: skip
+    parallel = isinstance(root, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
+    if parallel or hasattr(root, "_orig_mod"):
+        inner = "module" if parallel else "_orig_mod"
+        raise TraceError(
+            f"a {type(root).__name__} only wraps the model: its own code is not the program",
+            hint=f"trace what it wraps: symbolic_trace(model.{inner})")  # fmt: skip
     if not callable(root):
         raise TraceError(f"{root!r} can't be traced", expected="a module or a function")
 
@@ -114,7 +110,7 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
         raise TraceError(
             f"{inner!r} has no signature that Python can tell",
             hint="trace a function of yours that calls it",
-            right=f"symbolic_trace(lambda x: {getattr(inner, '__name__', 'fn')}(x))") from None  # fmt: skip
+            right="symbolic_trace(lambda x: fn(x))") from None  # fmt: skip
     args: list[Any] = []
     if is_module:
         if not parameters or parameters[0].kind is _P.VAR_POSITIONAL:
@@ -125,9 +121,8 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
     if isinstance(concrete_args, tuple):
         if concrete_args and len(star) == len(parameters):
             for i, value in enumerate(concrete_args):
-                proxy = tracer.create_proxy("placeholder", f"input_{i}", (), {})
-                _transfer(value, proxy)
-                args.append(proxy)
+                args.append(tracer.create_proxy("placeholder", f"input_{i}", (), {}))
+                _transfer(value, args[-1])
             return root_fn, args
         plain = [p.name for p in parameters if p not in star]
         if len(plain) != len(concrete_args):

@@ -66,7 +66,7 @@ class PythonCode:
 def _comments(node: Node, options: dict[str, Any], last: Any) -> list[str]:
     """Return the comment lines above a statement: its source line if new, and chosen meta."""
     notes, source = [], node.meta.get("source")
-    if source and source != last and options.get("sources", True):
+    if source and source != last:
         file, line, function = source[0]
         code = linecache.getline(file, line).strip()
         notes = [f"# File: {file}:{line} in {function}, code: {code}"]
@@ -107,12 +107,10 @@ class CodeGen:
     def __init__(self) -> None:
         self._body_transformer: TransformCodeFunc | None = None
         self._recompiled_with: TransformCodeFunc | None = None
-        self._func_name = "forward"
-        self._root = "self"
+        self._func_name, self._root = "forward", "self"
 
-    def gen_fn_def(
-        self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False
-    ) -> str:
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *,
+                   expanded_def: bool = False) -> str:  # fmt: skip
         """Return the `def` line (and lines below it that unpack inputs).
 
         Args:
@@ -121,14 +119,12 @@ class CodeGen:
             expanded_def: one parameter per line.
         """
         parameters = [self._root, *free_vars]
-        text = ", ".join(parameters)
-        if expanded_def:
-            text = "\n" + "".join(f"    {parameter},\n" for parameter in parameters)
+        lines = "".join(f"    {parameter},\n" for parameter in parameters)
+        text = f"\n{lines}" if expanded_def else ", ".join(parameters)
         return f"def {self._func_name}({text}){maybe_return_annotation}:"
 
-    def generate_output(
-        self, output_args: Argument, *, descs: Any = None, repr_fn: Callable[[Any], str] = repr
-    ) -> str:
+    def generate_output(self, output_args: Argument, *, descs: Any = None,
+                        repr_fn: Callable[[Any], str] = repr) -> str:  # fmt: skip
         """Return the `return` statement, not indented.
 
         Args:
@@ -154,9 +150,8 @@ class CodeGen:
         return []
 
     def _gen_python_code(
-        self, nodes: Iterable[Node], root_module: str = "self", namespace: Any = None,
-        *, verbose: bool = False, expanded_def: bool = False, delete_values: bool = True,
-        **options: Any,
+        self, nodes: Iterable[Node], root_module: str = "self", namespace: Any = None, *, verbose:
+        bool = False, expanded_def: bool = False, delete_values: bool = True, **options: Any,
     ) -> PythonCode:  # fmt: skip
         """Write the function.
 
@@ -187,14 +182,13 @@ class CodeGen:
             rows = self._transformed(self._body_transformer, rows, writer.nodes)
         writer.globals.update(self.additional_globals())
         text = "\n\n\n" + "\n    ".join([head, *(row[0] for row in rows)]) + "\n"
-        defaults = {name: writer.default(node) for node, (name, _) in writer.parameters.items()
-                    if node._args}  # fmt: skip
+        inputs = writer.parameters.items()
+        defaults = {name: writer.default(node) for node, (name, _) in inputs if node._args}
         lines = [node for _, node in rows]
         return PythonCode(text, writer.globals, lines, 4 + head.count("\n"), defaults)
 
-    def _rows(
-        self, writer: Writer, dead: dict[Node, list[Node]] | None, shown: dict[str, Any] | None
-    ) -> tuple[list[Row], str]:
+    def _rows(self, writer: Writer, dead: dict[Node, list[Node]] | None,
+              shown: dict[str, Any] | None) -> tuple[list[Row], str]:  # fmt: skip
         """Return the statements, each with its Node, and the return annotation."""
         rows: list[Row] = []
         regions: list[tuple[Node, int]] = []
@@ -218,21 +212,19 @@ class CodeGen:
                 indent += "    "
             elif target is _exit_region:
                 if not regions or node._args[:1] != (regions[-1][0],):
-                    writer.refuse("it leaves a region that is not the innermost one",
-                                  "pairs that nest like with blocks")  # fmt: skip
-                if regions and regions.pop()[1] == len(rows):
+                    writer.refuse("it leaves a region that is not the innermost", "nested pairs")
+                if regions.pop()[1] == len(rows):
                     rows.append((indent + "pass", node))
                 indent = indent[4:]
             else:
                 note = "" if node._type is None else f" : {writer.annotation(node._type)}"
                 note = note if shown is None else _shape(node, shown) or note
                 text = f"{indent}{name}{note} = {writer.expression(node)}"
-                if dead is not None:
-                    names = [local[n] for n in dead.get(node, ())]
-                    if not node.users:
-                        names.append(name)
-                    if names:
-                        text = f"{text};  {' = '.join(names)} = None"
+                names = [local[n] for n in dead.get(node, ())] if dead is not None else []
+                if dead is not None and not node.users:
+                    names.append(name)
+                if names:
+                    text = f"{text};  {' = '.join(names)} = None"
                 rows.append((text, node))
         if regions:
             writer.current = regions[-1][0]
@@ -266,9 +258,9 @@ class CodeGen:
     def _transformed(transform: TransformCodeFunc, rows: list[Row], nodes: list[Node]) -> list[Row]:
         """Run a registered transformer; marks like torch.fx's carry the Nodes through it."""
         position: dict[Any, int] = {node: i for i, node in enumerate(nodes)}
-        marked: list[str] = []
-        for text, node in rows:
-            marked += [f"# COUNTER: {position.get(node, 0)}\n", text + "\n"]
+        marked = [
+            part for text, node in rows
+            for part in (f"# COUNTER: {position.get(node, 0)}\n", f"{text}\n")]  # fmt: skip
         new: list[Row] = []
         current: Node | None = None
         for text in "".join(transform(marked)).split("\n"):
@@ -278,25 +270,6 @@ class CodeGen:
             elif text.strip():
                 new.append((text, current))
         return new or [("pass", None)]
-
-    def display_lines(self, graph: Any, shapes: bool = False) -> dict[Node | None, str]:
-        """Return one line per Node for a reader: no deletions, and never an error.
-
-        A placeholder shows its parameter, a region's enter Node its `with` line. The key None
-        holds the `def` line. It works in the middle of a pass, on a graph that is not well formed.
-
-        Args:
-            graph: the Graph to show.
-            shapes: put dtype and shape behind the name where meta knows them.
-        """
-        writer = Writer(graph.nodes, "self", display=True)
-        self._root = writer.root
-        rows, returns = CodeGen._rows(self, writer, None, {"sources": False} if shapes else None)
-        text: dict[Node | None, str] = dict.fromkeys(writer.nodes, "# end of with")
-        text[None] = CodeGen.gen_fn_def(self, writer.parameter_list(), returns)
-        text.update({node: line for line, node in rows if node is not None})
-        text.update({node: writer.parameter(node) for node in writer.parameters})
-        return text
 
 
 class _PyTreeInfo(NamedTuple):
@@ -312,7 +285,7 @@ class _PyTreeCodeGen(CodeGen):
 
     def __init__(self, pytree_info: _PyTreeInfo) -> None:
         super().__init__()
-        self.pytree_info: _PyTreeInfo = pytree_info
+        self.pytree_info = pytree_info
 
     def __getstate__(self) -> dict[str, Any]:
         specs = self.pytree_info[1:]
@@ -338,9 +311,8 @@ class _PyTreeCodeGen(CodeGen):
         leaves = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         return outputs if spec is None else pytree.tree_unflatten(leaves, spec)
 
-    def gen_fn_def(
-        self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False
-    ) -> str:
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *,
+                   expanded_def: bool = False) -> str:  # fmt: skip
         """Return the `def` line with the original parameters, and the line that unpacks them."""
         names, spec = self.pytree_info.orig_args, self.pytree_info.in_spec
         bound = names[:1] == ["self"]
@@ -381,9 +353,8 @@ class _PyTreeCodeGen(CodeGen):
             structure = f"(({''.join(a + ', ' for a in fn_args[:count])}), {{{', '.join(pairs)}}})"
         return f"\n    {', '.join(leaves)}, = {root}._in_spec.flatten_up_to({structure})"
 
-    def generate_output(
-        self, output_args: Argument, *, descs: Any = None, repr_fn: Callable[[Any], str] = repr
-    ) -> str:
+    def generate_output(self, output_args: Argument, *, descs: Any = None,
+                        repr_fn: Callable[[Any], str] = repr) -> str:  # fmt: skip
         """Return the `return` statement; the leaves go back into their structure."""
         if self.pytree_info.out_spec is None:
             return super().generate_output(output_args, repr_fn=repr_fn)

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import LintError, RewriteError
-from .node import (
-    Args, Argument, Kwargs, Node, Target, _format_arg, add_ancestors, lookup, map_arg, target_text,
-)  # fmt: skip
+from .node import Node, Target, _format_arg, add_ancestors, lookup, map_arg, target_text
 
 if TYPE_CHECKING:
     from .codegen import PythonCode
     from .graph_module import GraphModule
 
+Args = tuple[Any, ...] | None
+Kwargs = dict[str, Any] | None
 Listener = Callable[[str, "Graph", Any, Any, Any], None]
 graph_created_hooks: list[Callable[[Graph], None]] = []
 """Called with every new Graph of the process; a hook that serves one thread asks for itself."""
@@ -125,7 +125,7 @@ class _Namespace:
         return new
 
 
-class _node_list:  # noqa: N801 - torch.fx's name
+class _node_list:  # torch.fx's name
     """The Nodes of a Graph in order; erasing or adding Nodes while iterating is allowed."""
 
     __slots__ = ("graph", "direction")
@@ -254,14 +254,15 @@ class Graph:
 
     # -- edit primitives ----------------------------------------------------------------------
 
-    def create_node(self, op: str, target: Target, args: Args | None = None, kwargs: Kwargs | None
-                    = None, name: str | None = None, type_expr: Any = None) -> Node:  # fmt: skip
+    def create_node(self, op: str, target: Target, args: Args = None, kwargs: Kwargs = None,
+                    name: str | None = None, type_expr: Any = None) -> Node:  # fmt: skip
         """Add a Node at the insertion point (the end unless `inserting_before/after` is active).
 
         Args:
             op: one of the six opcodes; see `Node`.
             target: function, method name, or dotted path.
-            args, kwargs: arguments; Nodes in them must belong to this Graph.
+            args: positional arguments; Nodes in them must belong to this Graph.
+            kwargs: keyword arguments.
             name: wish for its name; made unique.
             type_expr: annotation for generated code.
         """
@@ -377,29 +378,29 @@ class Graph:
         self._warn_missing(qualified_name, "get_attr")
         return self.create_node("get_attr", qualified_name, type_expr=type_expr)
 
-    def call_module(self, module_name: str, args: Args | None = None, kwargs: Kwargs | None = None,
+    def call_module(self, module_name: str, args: Args = None, kwargs: Kwargs = None,
                     type_expr: Any = None) -> Node:  # fmt: skip
         """Add a call of the sub-module at the dotted path `module_name`."""
         self._warn_missing(module_name, "call_module")
         return self.create_node("call_module", module_name, args, kwargs, type_expr=type_expr)
 
-    def call_method(self, method_name: str, args: Args | None = None, kwargs: Kwargs | None = None,
+    def call_method(self, method_name: str, args: Args = None, kwargs: Kwargs = None,
                     type_expr: Any = None) -> Node:  # fmt: skip
         """Add a call of `args[0].method_name(...)`."""
         return self.create_node("call_method", method_name, args, kwargs, type_expr=type_expr)
 
     def call_function(
-        self, the_function: Callable[..., Any], args: Args | None = None, kwargs: Kwargs | None =
-        None, type_expr: Any = None, name: str | None = None) -> Node:  # fmt: skip
+        self, the_function: Callable[..., Any], args: Args = None, kwargs: Kwargs = None,
+        type_expr: Any = None, name: str | None = None) -> Node:  # fmt: skip
         """Add a call of a free function."""
         return self.create_node("call_function", the_function, args, kwargs, name, type_expr)
 
-    def output(self, result: Argument, type_expr: Any = None) -> Node:
+    def output(self, result: Any, type_expr: Any = None) -> Node:
         """Add the return statement; `result` may be a nested structure of Nodes."""
         return self.create_node("output", "output", (result,), type_expr=type_expr)
 
     def node_copy(self, node: Node,
-                  arg_transform: Callable[[Node], Argument] = lambda x: x) -> Node:  # fmt: skip
+                  arg_transform: Callable[[Node], Any] = lambda x: x) -> Node:  # fmt: skip
         """Copy a Node of another Graph to the insertion point of this one.
 
         Args:
@@ -490,9 +491,9 @@ class Graph:
         module = self.owning_module
         if module is not None and lookup(module, path, MISSING) is MISSING:
             warnings.warn(f"{what} {path!r} names nothing in {type(module).__name__} yet: add it "
-                          "(add_submodule, register_buffer, ...) before it is run", stacklevel=3)  # fmt: skip
+                          "(add_submodule, ...) before it is run", stacklevel=3)  # fmt: skip
 
-    # -- the whole ----------------------------------------------------------------------------------
+    # -- the whole --------------------------------------------------------------------------------
 
     def lint(self) -> None:
         """Check that this Graph is well formed; `fxlab.core.lint` holds the rules.
@@ -593,8 +594,8 @@ class Graph:
         """Fill an empty Graph with copies of all Nodes under the same names; the map old -> new."""
         made: dict[Node, Node] = {}
         for node in self.nodes:
-            args, kwargs = (
-                map_arg(a, made.__getitem__) if a else a for a in (node._args, node._kwargs))  # fmt: skip
+            args = map_arg(node._args, made.__getitem__)
+            kwargs = map_arg(node._kwargs, made.__getitem__) if node._kwargs else {}
             copy = Node(new, node._name, node._op, node._target, args, kwargs, node._type)
             copy.meta = dict(node.meta)
             copy._repr_fn = node._repr_fn

@@ -9,6 +9,7 @@ mean, and a thousand edits cost one compilation.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import linecache
@@ -23,24 +24,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import errors
+from . import errors, state
 from .codegen import PythonCode, _PyTreeCodeGen
-from .errors import CodegenError, RewriteError, call_site
+from .errors import CodegenError, RewriteError
 from .graph import MISSING, Graph
-from .state import (
-    copy_from_dict,
-    copy_from_module,
-    look_at,
-    parent,
-    peek,
-    pickles,
-    write_folder,
-)  # fmt: skip
+from .pickling import why_not
 
-_FORMAT = "fxlab.GraphModule/1"
 _compiling = threading.RLock()
 _next_number = itertools.count().__next__
-_HOOKS = ("_replace_hooks", "_create_node_hooks", "_erase_node_hooks", "_deepcopy_hooks")
+_HOOKS = {"_replace_hooks": "replace_node", "_create_node_hooks": "create_node",
+          "_erase_node_hooks": "erase_node", "_deepcopy_hooks": "deepcopy"}  # fmt: skip
 _OWN = frozenset(("_graph", "graph", "meta", "_tracer_cls", "_tracer_extras", "_original",
                   "shape_env", "_in_spec", "_out_spec", "_editing", *_HOOKS))  # fmt: skip
 
@@ -73,19 +66,6 @@ class _LaterCode:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module._python_code(), name)
-
-
-def _hook_methods(hooks: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return the two methods by which torch.fx registers a function in one of the lists."""
-
-    def register(self: GraphModule, f: Callable[..., Any]) -> None:
-        self.__dict__[hooks].append(f)
-        self.graph = self._graph
-
-    def unregister(self: GraphModule, f: Callable[..., Any]) -> None:
-        self.__dict__[hooks].remove(f)
-
-    return register, unregister
 
 
 class GraphModule(nn.Module):
@@ -123,26 +103,22 @@ class GraphModule(nn.Module):
         own = type(name, (base,), {"_of_one_instance": True, "__module__": base.__module__})
         return super().__new__(own)  # type: ignore[arg-type]
 
-    def __init__(
-        self, root: nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule"
-    ) -> None:
+    def __init__(self, root: nn.Module | dict[str, Any], graph: Graph,
+                 class_name: str = "GraphModule") -> None:  # fmt: skip
         super().__init__()
         type(self).__name__ = type(self).__qualname__ = class_name
         self.__dict__.update({hooks: [] for hooks in _HOOKS}, meta={}, shape_env=None)
         self.__dict__["_original"] = (None, {})
         if isinstance(root, nn.Module):
             self.training = root.training
-            copy_from_module(root, self, graph)
-            self.__dict__["_original"] = look_at(root)
+            state.copy_from_module(root, self, graph)
+            self.__dict__["_original"] = state.look_at(root)
         elif isinstance(root, dict):
-            copy_from_dict(root, self, graph)
+            state.copy_from_dict(root, self, graph)
         else:
-            raise RewriteError(
-                f"a GraphModule cannot take its state from a {type(root).__name__}",
-                where=call_site(), expected="a Module, or a dict from dotted path to value",
-            )  # fmt: skip
-        self.graph = graph
-        tracer = graph._tracer_cls
+            raise RewriteError(f"a GraphModule can't take its state from a {type(root).__name__}",
+                               expected="a Module, or a dict from dotted path to value")  # fmt: skip
+        self.graph, tracer = graph, graph._tracer_cls
         local = tracer is None or "<locals>" in tracer.__qualname__
         self.__dict__.update(_tracer_cls=None if local else tracer,
                              _tracer_extras=graph._tracer_extras or {})  # fmt: skip
@@ -157,8 +133,7 @@ class GraphModule(nn.Module):
     @graph.setter
     def graph(self, graph: Graph) -> None:
         if not isinstance(graph, Graph):
-            raise RewriteError(f"gm.graph must be a Graph, got {type(graph).__name__}",
-                               where=call_site())  # fmt: skip
+            raise RewriteError(f"gm.graph must be a Graph, got {type(graph).__name__}")
         old = self.__dict__.get("_graph")
         if old is not None:
             old._detach(self)
@@ -210,8 +185,8 @@ class GraphModule(nn.Module):
             version = graph.version
             code = graph.python_code("self")
             if isinstance(graph._codegen, _PyTreeCodeGen):
-                self.__dict__["_in_spec"] = graph._codegen.pytree_info.in_spec
-                self.__dict__["_out_spec"] = graph._codegen.pytree_info.out_spec
+                _, *specs = graph._codegen.pytree_info
+                self.__dict__.update(zip(("_in_spec", "_out_spec"), specs, strict=True))
             function = _run_source(code, graph._codegen._func_name)
             cls._code, cls.forward = code, function
             del cls._call_impl
@@ -237,7 +212,7 @@ class GraphModule(nn.Module):
         if graph is None or path in _OWN or "_editing" in fields or "_is_replica" in fields:
             yield
             return
-        before = peek(self, path) if graph._listeners else None
+        before = state.peek(self, path) if graph._listeners else None
         fields["_editing"] = True
         try:
             yield
@@ -245,7 +220,7 @@ class GraphModule(nn.Module):
             del fields["_editing"]
         graph.version += 1
         if graph._listeners:
-            after = peek(self, path)
+            after = state.peek(self, path)
             if after is not before:
                 module = isinstance(before, nn.Module) or isinstance(after, nn.Module)
                 old, new = ({"path": path, "value": v, "module": self} for v in (before, after))
@@ -253,9 +228,9 @@ class GraphModule(nn.Module):
 
     def _restore_state(self, path: str, value: Any) -> None:
         """Put back what `path` held before an edit: what `Graph._undo` calls."""
-        holder, name = parent(self, path)
+        holder, name = state.parent(self, path)
         with self._edit(path):
-            now = peek(holder, name)
+            now = state.peek(holder, name)
             if now is not MISSING and type(now) is not type(value):
                 delattr(holder, name)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
@@ -264,85 +239,47 @@ class GraphModule(nn.Module):
             elif value is not MISSING:
                 setattr(holder, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        with self._edit(name):
-            super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        with self._edit(name):
-            super().__delattr__(name)
-
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Add a direct sub-module; see `torch.nn.Module.add_module`."""
-        with self._edit(name):
-            super().add_module(name, module)
-
-    def register_buffer(
-        self, name: str, tensor: torch.Tensor | None, persistent: bool = True
-    ) -> None:
-        """Add a buffer; see `torch.nn.Module.register_buffer`."""
-        with self._edit(name):
-            super().register_buffer(name, tensor, persistent)
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Add a parameter; see `torch.nn.Module.register_parameter`."""
-        with self._edit(name):
-            super().register_parameter(name, param)
-
-    def set_submodule(self, target: str, module: nn.Module, strict: bool = False) -> None:
-        """Replace or add the sub-module at a dotted path; see `torch.nn.Module.set_submodule`."""
-        with self._edit(target):
-            super().set_submodule(target, module, strict)
-
     def add_submodule(self, target: str, m: nn.Module) -> bool:
         """Add a sub-module at a dotted path, with empty Modules on the way where none are.
 
         Returns:
             Whether it could be added: False if something on the way is no Module.
         """
-        parts = target.split(".")
+        *prefix, name = target.split(".")
         module: nn.Module = self
-        for i, part in enumerate(parts[:-1], 1):
-            inner = getattr(module, part, None)
-            if inner is None:
-                inner = nn.Module()
-                with self._edit(".".join(parts[:i])):
-                    module.add_module(part, inner)
-            if not isinstance(inner, nn.Module):
+        for i, part in enumerate(prefix, 1):
+            if getattr(module, part, None) is None:
+                with self._edit(".".join(prefix[:i])):
+                    module.add_module(part, nn.Module())
+            module = getattr(module, part)
+            if not isinstance(module, nn.Module):
                 return False
-            module = inner
         with self._edit(target):
-            module.add_module(parts[-1], m)
+            module.add_module(name, m)
         return True
 
     def delete_submodule(self, target: str) -> bool:
         """Delete the sub-module at a dotted path; False if there is none."""
-        if not isinstance(peek(self, target), nn.Module):
+        if not isinstance(state.peek(self, target), nn.Module):
             return False
-        holder, name = parent(self, target)
+        holder, name = state.parent(self, target)
         with self._edit(target):
             delattr(holder, name)
         return True
 
     def delete_all_unused_submodules(self) -> None:
         """Delete the sub-modules that no Node calls or reads and that hold none that one does."""
-        used: set[str] = set()
-        whole: set[str] = set()
-        for node in self._graph.nodes:
-            if node._op in ("call_module", "get_attr"):
-                used.update(itertools.accumulate(node._target.split("."), "{}.{}".format))
-                whole.add(node._target)
+        read = {n._target for n in self._graph.nodes if n._op in ("call_module", "get_attr")}
+        used = {prefix for target in read for prefix in _prefixes(str(target))}
         for path in [path for path, _ in self.named_modules(remove_duplicate=False) if path]:
-            prefixes = set(itertools.accumulate(path.split("."), "{}.{}".format))
-            if path not in used and not prefixes & whole:
+            if path not in used and read.isdisjoint(_prefixes(path)):
                 self.delete_submodule(path)
 
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__
         for table in ("_modules", "_parameters", "_buffers"):
-            entries = fields.get(table)
-            if entries is not None and name in entries:
-                return entries[name]
+            if name in fields.get(table, ()):
+                return fields[table][name]
         static = inspect.getattr_static
         if name[0] != "_" and "_original" in fields and static(type(self), name, None) is None:
             kind, attributes = fields["_original"]
@@ -386,7 +323,7 @@ class GraphModule(nn.Module):
             new.__dict__[name] = value.copy() if type(value) in (dict, set) else value
         new._modules.clear()
         del new.__dict__["_graph"]
-        copy_from_module(self, new, self._graph)
+        state.copy_from_module(self, new, self._graph)
         for name, module in self._modules.items():
             new._modules.setdefault(name, module)
         new.graph = self._graph
@@ -401,16 +338,16 @@ class GraphModule(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the Graph itself, not a re-trace of its source."""
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_in_spec", "_out_spec")}
-        state.update({hooks: [] for hooks in _HOOKS})
+        fields = {k: v for k, v in self.__dict__.items() if k not in ("_in_spec", "_out_spec")}
+        fields.update({hooks: [] for hooks in _HOOKS})
         kind, attributes = self._original
-        kind = kind if kind is not None and pickles(kind) else None
-        state["_original"] = kind, {k: v for k, v in attributes.items() if pickles(v)}
-        return _blank_module, (_FORMAT, type(self).__mro__[1], type(self).__name__), state
+        kind = None if why_not(kind) else kind
+        fields["_original"] = kind, {k: v for k, v in attributes.items() if not why_not(v)}
+        return _blank_module, (type(self).__mro__[1], type(self).__name__), fields
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        graph = state.pop("_graph")
-        super().__setstate__(state)
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        graph = fields.pop("_graph")
+        super().__setstate__(fields)
         self.graph = graph
 
     def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
@@ -422,7 +359,7 @@ class GraphModule(nn.Module):
             folder: made if it is not there; it can be moved afterwards.
             module_name: the name of the class.
         """
-        write_folder(self, self._python_code(), Path(folder), module_name)
+        state.write_folder(self, self._python_code(), Path(folder), module_name)
 
     def print_readable(self, print_output: bool = True, **options: Any) -> str:
         """Print the code for a reader: shapes and source lines, no deletions; return its text.
@@ -439,10 +376,8 @@ class GraphModule(nn.Module):
 
     def _readable(self, name: str, options: dict[str, Any]) -> str:
         code = self._graph.python_code("self", verbose=True, delete_values=False, **options)
-        parts = [code.src.strip()]
-        for child, module in self.named_children():
-            if isinstance(module, GraphModule):
-                parts.append(module._readable(child, options))
+        inner = [(n, m) for n, m in self.named_children() if isinstance(m, GraphModule)]
+        parts = [code.src.strip(), *(module._readable(child, options) for child, module in inner)]
         body = "\n\n".join(parts).replace("\n", "\n    ")
         return f"class {name}(torch.nn.Module):\n    {body}\n"
 
@@ -456,18 +391,40 @@ class GraphModule(nn.Module):
             for hook in list(self.__dict__[f"_{kind}_node_hooks"]):
                 hook(node)
 
-    _register_replace_node_hook, _unregister_replace_node_hook = _hook_methods("_replace_hooks")
-    _register_create_node_hook, _unregister_create_node_hook = _hook_methods("_create_node_hooks")
-    _register_erase_node_hook, _unregister_erase_node_hook = _hook_methods("_erase_node_hooks")
-    _register_deepcopy_hook, _unregister_deepcopy_hook = _hook_methods("_deepcopy_hooks")
-
     @contextmanager
     def _set_replace_hook(self, f: Callable[..., Any]) -> Iterator[None]:
-        self._register_replace_node_hook(f)
+        self._register_replace_node_hook(f)  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            self._unregister_replace_node_hook(f)
+            self._unregister_replace_node_hook(f)  # type: ignore[attr-defined]
+
+
+def _as_one_edit(name: str) -> Callable[..., Any]:
+    """Return a method of nn.Module as one edit of the state that its first argument names."""
+    original = getattr(nn.Module, name)
+
+    @functools.wraps(original)
+    def method(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        with self._edit(args[0] if args else kwargs.get("name") or kwargs["target"]):
+            return original(self, *args, **kwargs)
+
+    return method
+
+
+for _name in ("__setattr__", "__delattr__", "add_module", "register_buffer", "register_parameter",
+              "set_submodule"):  # fmt: skip
+    setattr(GraphModule, _name, _as_one_edit(_name))
+for _list, _name in _HOOKS.items():
+    setattr(GraphModule, f"_register_{_name}_hook", lambda self, f, _list=_list: (
+        self.__dict__[_list].append(f), setattr(self, "graph", self._graph)))  # fmt: skip
+    setattr(GraphModule, f"_unregister_{_name}_hook", lambda self, f, _list=_list: (
+        self.__dict__[_list].remove(f)))  # fmt: skip
+
+
+def _prefixes(path: str) -> set[str]:
+    """Return every path on the way to `path`, itself too."""
+    return set(itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def _run_source(code: PythonCode, function_name: str) -> Any:
@@ -480,14 +437,12 @@ def _run_source(code: PythonCode, function_name: str) -> Any:
     linecache.cache[file] = (lambda: source,)  # type: ignore[assignment]
     errors.register_generated(file, lambda line: found() and found().node_at(line))  # type: ignore[union-attr]
     weakref.finalize(function.__code__, _forget, file).atexit = False
-    spec, given = function.__code__, function.__defaults__ or ()
-    names = spec.co_varnames[spec.co_argcount - len(given) : spec.co_argcount]
-    keywords = function.__kwdefaults__ or {}
-    if given:  # the very objects, not equal ones that a literal made
-        pairs = zip(names, given, strict=True)
-        function.__defaults__ = tuple([code.defaults.get(name, value) for name, value in pairs])
-    for name in keywords:
-        keywords[name] = code.defaults.get(name, keywords[name])
+    spec, defaults = function.__code__, function.__defaults__ or ()
+    names = spec.co_varnames[spec.co_argcount - len(defaults) : spec.co_argcount]
+    # The very objects that the user wrote, not equal ones that a literal made.
+    function.__defaults__ = tuple(map(code.defaults.get, names, defaults)) or None
+    for name, value in (function.__kwdefaults__ or {}).items():
+        function.__kwdefaults__[name] = code.defaults.get(name, value)
     return function
 
 
@@ -508,13 +463,8 @@ def _explain(error: BaseException) -> None:
         errors.add_run_note(error, errors.generated_node(*place), linecache.getline(*place))
 
 
-def _blank_module(version: str, cls: type[GraphModule], name: str) -> GraphModule:
+def _blank_module(cls: type[GraphModule], name: str) -> GraphModule:
     """Make an instance for a pickled state."""
-    if version != _FORMAT:
-        raise RewriteError(
-            f"this GraphModule was pickled in the format {version}, which is not known here",
-            expected=_FORMAT, hint="load it with the version of fxlab that wrote it",
-        )  # fmt: skip
     module = cls.__new__(cls)
     type(module).__name__ = type(module).__qualname__ = name
     return module

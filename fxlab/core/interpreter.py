@@ -18,7 +18,7 @@ from .codegen import last_uses
 from .errors import RewriteError, add_run_note
 from .graph import Graph, _enter_region, _exit_region
 from .graph_module import GraphModule
-from .node import Argument, Node, Target, add_ancestors, lookup, map_aggregate, map_arg
+from .node import Argument, Node, Target, _map, add_ancestors, lookup, map_aggregate
 from .proxy import Proxy
 from .tracer import Tracer
 
@@ -47,16 +47,14 @@ class Interpreter:
     (tensor([1., 1.]), 2)
     """
 
-    def __init__(
-        self, module: nn.Module, garbage_collect_values: bool = True, graph: Graph | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, garbage_collect_values: bool = True,
+                 graph: Graph | None = None) -> None:  # fmt: skip
         self.module = module
         self.submodules = dict(module.named_modules())
         self.graph: Graph = graph if graph is not None else module.graph  # type: ignore[assignment]
         self.env: dict[Node, Any] = {}
-        self.name = "Interpreter"
+        self.name, self.extra_traceback = "Interpreter", True
         self.garbage_collect_values = garbage_collect_values
-        self.extra_traceback = True
         self.args_iter: Iterator[Any] = iter(())
         self._named: Kwargs = {}
         self._regions = ExitStack()
@@ -64,9 +62,8 @@ class Interpreter:
         self.user_to_last_uses: dict[Node, list[Node]] = used
 
     def run(
-        self, *args: Any, initial_env: dict[Node, Any] | None = None,
-        enable_io_processing: bool = True, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self, *args: Any, initial_env: dict[Node, Any] | None = None, enable_io_processing: bool
+        = True, **kwargs: Any) -> Any:  # fmt: skip
         """Run the program and return its result.
 
         Args:
@@ -178,27 +175,13 @@ class Interpreter:
         """Return an argument of `n` with values in the place of Nodes."""
         env = self.env
         try:
-            return _with_values(args, env)
+            return _map(args, lambda a: env[a] if type(a) is Node else a, list, dict)
         except KeyError as error:
             raise RewriteError(f"{n._name} reads {error}, which has no value (yet)", node=n,
                                hint="graph.lint() says what is out of order") from None  # fmt: skip
 
 
 _NOTHING = object()
-_DEEPEST = 40
-
-
-def _with_values(a: Any, env: dict[Node, Any], depth: int = 0) -> Any:
-    """Return an argument with values in the place of Nodes, and plain lists and dicts."""
-    kind = type(a)
-    if kind is Node:
-        return env[a]
-    if kind is tuple or (isinstance(a, list) and depth < _DEEPEST):
-        parts = [env[e] if type(e) is Node else _with_values(e, env, depth + 1) for e in a]
-        return tuple(parts) if kind is tuple else parts
-    if isinstance(a, dict) and depth < _DEEPEST:
-        return {k: _with_values(v, env, depth + 1) for k, v in a.items()}
-    return map_arg(a, env.__getitem__) if isinstance(a, (tuple, list, dict, slice)) else a
 
 
 class _CopyTracer(Tracer):

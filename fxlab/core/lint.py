@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 _OPCODES = frozenset(OPCODES)
+_ASSIGN = "assign node.args or node.kwargs; do not edit users by hand"
 
 
 def lint(graph: Graph) -> None:
@@ -50,13 +51,12 @@ def lint(graph: Graph) -> None:
             edges += len(found)
             users += len(node.users)
             if problem is None and list(found) != list(node._input_nodes):
-                problem = (f"the inputs noted for {name} are not those in its arguments",
-                           "assign node.args or node.kwargs as a whole")  # fmt: skip
+                problem = (f"the inputs noted for {name} are not those in its arguments", _ASSIGN)
         if problem is None:
             if op == "placeholder":
                 if started:
                     problem = (f"{name} is a placeholder behind an operation",
-                               "create placeholders with graph.inserting_before(first node)")  # fmt: skip
+                               "create it inside graph.inserting_before(first node)")  # fmt: skip
                 elif len(node._args) > 1 or node._kwargs:
                     problem = ("a placeholder has at most one argument, its default", "")
             else:
@@ -72,15 +72,12 @@ def lint(graph: Graph) -> None:
         seen.add(node)
         names.add(name)
         prev, node = node, node._next
-    if edges != users:
-        for node in seen:
-            for user in node.users:
-                if node not in user._input_nodes:
-                    _fail(node, f"{node._name}.users lists {user._name}, which does not read it",
-                          "assign node.args; do not edit users by hand")  # fmt: skip
+    for node in seen if edges != users else ():
+        for user in node.users:
+            if node not in user._input_nodes:
+                _fail(node, f"{user._name}, one of its users, does not read it", _ASSIGN)
     if regions:
-        _fail(regions[-1], f"the region {regions[-1]._name} is never left",
-              "erase the enter node, or add its exit")  # fmt: skip
+        _fail(regions[-1], f"the region {regions[-1]._name} is never left", "add its exit")
 
 
 def _fail(node: Node, what: str, hint: str) -> None:
@@ -111,8 +108,7 @@ def _input(node: Node, source: Node, seen: set[Node]) -> tuple[str, str]:
     if source not in seen:
         return (f"{name} reads {source._name}, which comes later",
                 f"move it: {name}.prepend({source._name})")  # fmt: skip
-    return (f"{source._name}.users does not know its reader {name}",
-            "assign node.args; do not edit users by hand")  # fmt: skip
+    return f"{source._name}.users does not know its reader {name}", _ASSIGN
 
 
 def _output(graph: Graph, node: Node, regions: list[Node]) -> tuple[str, str] | None:
@@ -128,11 +124,8 @@ def _output(graph: Graph, node: Node, regions: list[Node]) -> tuple[str, str] | 
 def _region(node: Node, regions: list[Node]) -> tuple[str, str] | None:
     if node._target is _enter_region:
         regions.append(node)
-    elif not regions or node._args[:1] != (regions[-1],):
-        return (f"{node._name} leaves a region that is not the innermost one",
-                "regions nest like with blocks")  # fmt: skip
-    else:
-        regions.pop()
+    elif not regions or node._args[:1] != (regions.pop(),):
+        return f"{node._name} leaves a region that is not the innermost one", "regions nest"
     return None
 
 

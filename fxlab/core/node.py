@@ -194,7 +194,7 @@ def _slot(name: str, setter: Callable[[Any, Any], None], doc: str) -> Any:
 
 
 class Node:
-    """One operation of a Graph. The six opcodes (appendix A of the paper):
+    """One operation of a Graph, with one of six opcodes (appendix A of the paper).
 
     ============== ===================== ============================ ==========================
     `op`           means                 `target`                     `args`, `kwargs`

@@ -1,13 +1,14 @@
 """How does a Graph survive pickle? As itself: names, order, types and meta, as plain data.
 
-A re-trace of generated source would lose all of that. Callables go by qualified name; what cannot be
-pickled is named with its Node. The state carries a version, so that a later fxlab can say no.
+A re-trace of generated source would lose all of that. Callables go by qualified name; what cannot
+be pickled is named with its Node. The state carries a version, so that a later fxlab can say no.
 """
 
 from __future__ import annotations
 
-import importlib
+import builtins
 import pickle
+import pkgutil
 import warnings
 from typing import Any
 
@@ -21,30 +22,19 @@ VERSION = 1
 _SAFE = frozenset((int, float, bool, str, complex, type(None), type(...), bytes, torch.dtype,
                    torch.device, torch.memory_format, torch.layout, torch.Size, torch.Tensor,
                    torch.nn.Parameter))  # fmt: skip
+_names: dict[Any, _Ref] = {}
 
 
 class _Ref:
-    """Stands for the Node at an index."""
+    """Stands for the Node at an index, or for what can be imported by its dotted path."""
 
-    __slots__ = ("index",)
+    __slots__ = ("to",)
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Ref, (self.index,)
-
-
-class _Name:
-    """Stands for a callable or class that can be imported by its dotted path."""
-
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, to: int | str) -> None:
+        self.to = to
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Name, (self.path,)
+        return _Ref, (self.to,)
 
 
 def by_name(path: str) -> Any:
@@ -53,44 +43,35 @@ def by_name(path: str) -> Any:
     Raises:
         CodegenError: there is nothing of that name here.
     """
-    parts = path.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            value: Any = importlib.import_module(".".join(parts[:cut]))
-        except ImportError:
-            continue
-        try:
-            for part in parts[cut:]:
-                value = getattr(value, part)
-        except AttributeError:
-            continue
-        return value
-    builtin = __builtins__ if isinstance(__builtins__, dict) else vars(__builtins__)
-    if path in builtin:
-        return builtin[path]
-    raise CodegenError(
-        f"a pickled graph calls {path}, which does not exist here",
-        hint="import the module that defines it, or install the version that made the pickle",
-    )
-
-
-_names: dict[Any, _Name | None] = {}
-
-
-def _name_of(value: Any) -> _Name | None:
     try:
+        known = vars(builtins)
+        return known[path] if path in known else pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError):
+        raise CodegenError(
+            f"a pickled graph calls {path}, which does not exist here", hint="import the module "
+            "that defines it, or install the version that made the pickle") from None  # fmt: skip
+
+
+def _named(value: Any) -> _Ref | None:
+    """Return what stands for a callable or class, or None if no name leads to it."""
+    try:
+        if value not in _names:
+            name = _Ref(qualified_name(value))
+            if by_name(str(name.to)) is not value:
+                return None
+            _names[value] = name
         return _names[value]
-    except (KeyError, TypeError):
-        pass
-    name = None
+    except Exception:  # no name, no import, no hash: pickle has to manage by itself
+        return None
+
+
+def why_not(value: Any) -> str:
+    """Return why a value cannot be pickled, or "" if it can."""
     try:
-        path = qualified_name(value)
-        name = _Name(path) if by_name(path) is value else None
-    except Exception:  # no name, no import: pickle has to manage by itself
-        name = None
-    if name is not None:
-        _names[value] = name
-    return name
+        pickle.dumps(value)
+    except Exception as error:  # whatever its own pickling raises, it cannot come along
+        return f"it cannot be pickled: {error}"
+    return ""
 
 
 def _encode(value: Any, index: dict[Node, int], node: Node, what: str) -> Any:
@@ -101,27 +82,22 @@ def _encode(value: Any, index: dict[Node, int], node: Node, what: str) -> Any:
             return _Ref(index[a])
         if type(a) in _SAFE:
             return a
-        if callable(a) or isinstance(a, type):
-            name = _name_of(a)
-            if name is not None:
-                return name
-        try:
-            pickle.dumps(a)
-        except Exception as error:
+        name = _named(a) if callable(a) else None
+        problem = why_not(a) if name is None else ""
+        if problem:
             raise CodegenError(
-                f"{what} of {node._name} cannot be pickled: {type(a).__name__} {a!r:.80} ({error})",
-                node=node, hint="use a function or class that a module defines by name",
-            ) from None  # fmt: skip
-        return a
+                f"{what} of {node._name} is a {type(a).__name__}, {a!r:.80}: {problem}", node=node,
+                hint="use a function or class that a module defines by name")  # fmt: skip
+        return a if name is None else name
 
-    return leaf(value) if callable(value) or isinstance(value, Node) else _map(value, leaf)
+    return leaf(value) if callable(value) else _map(value, leaf)
 
 
 def _decode(value: Any, nodes: list[Node]) -> Any:
     def leaf(a: Any) -> Any:
-        if type(a) is _Ref:
-            return nodes[a.index]
-        return by_name(a.path) if type(a) is _Name else a
+        if type(a) is not _Ref:
+            return a
+        return nodes[a.to] if isinstance(a.to, int) else by_name(a.to)
 
     return _map(value, leaf)
 
@@ -130,17 +106,13 @@ def _meta_state(node: Node, lost: dict[str, int]) -> dict[str, Any]:
     """Return the meta that can be pickled; count what cannot."""
     kept: dict[str, Any] = {}
     for key, value in node.meta.items():
-        if key in ("source", "from", "made_by", "param_kind", "is_wrapped"):
-            kept[key] = value
-        elif key == "nn_module_stack":
-            kept[key] = {k: (p, _name_of(t) or qualified_name(t) if isinstance(t, type) else t)
+        if key == "nn_module_stack":
+            kept[key] = {k: (p, _named(t) or qualified_name(t) if isinstance(t, type) else t)
                          for k, (p, t) in value.items()}  # fmt: skip
+        elif key in ("source", "from", "made_by", "is_wrapped") or not why_not(value):
+            kept[key] = value
         else:
-            try:
-                pickle.dumps(value)
-                kept[key] = value
-            except Exception:  # an analysis' private object; said below
-                lost[key] = lost.get(key, 0) + 1
+            lost[key] = lost.get(key, 0) + 1
     return kept
 
 
@@ -151,30 +123,24 @@ def graph_to_state(graph: Graph) -> dict[str, Any]:
         CodegenError: naming the Node whose target or argument cannot be pickled.
     """
     nodes = list(graph.nodes)
-    index = {node: i for i, node in enumerate(nodes)}
+    index, rows = {node: i for i, node in enumerate(nodes)}, []
     lost: dict[str, int] = {}
-    rows = []
     for node in nodes:
-        rows.append((
-            node._name, node._op, _encode(node._target, index, node, "the target"),
-            _encode(node._args, index, node, "an argument"),
-            _encode(node._kwargs, index, node, "a keyword argument") if node._kwargs else {},
-            _encode(node._type, index, node, "the annotation") if node._type is not None else None,
-            _meta_state(node, lost), dict(node.__dict__),
-        ))  # fmt: skip
+        parts = [
+            _encode(value, index, node, what) for what, value in (
+                ("the target", node._target), ("an argument", node._args),
+                ("a keyword argument", node._kwargs), ("the annotation", node._type))]  # fmt: skip
+        rows.append((node._name, node._op, *parts, _meta_state(node, lost), vars(node).copy()))
     if lost:
         text = ", ".join(f"meta[{key!r}] of {count} nodes" for key, count in lost.items())
         warnings.warn(f"left out of the pickle, since it cannot be pickled: {text}", stacklevel=3)
-    codegen = graph._codegen
+    codegen, space = graph._codegen, graph._graph_namespace
     return {
-        "version": VERSION,
-        "nodes": rows,
+        "version": VERSION, "nodes": rows, "tracer": _named(graph._tracer_cls),
         "codegen": codegen if type(codegen).__name__ != "CodeGen" else None,
-        "tracer": _name_of(graph._tracer_cls) if graph._tracer_cls is not None else None,
-        "constants": graph._constants,
-        "co_fields": graph._co_fields,
-        "names": (graph._graph_namespace._used_names, graph._graph_namespace._base_count),
-    }
+        "constants": graph._constants, "co_fields": graph._co_fields,
+        "names": (space._used_names, space._base_count),
+    }  # fmt: skip
 
 
 def graph_from_state(state: dict[str, Any]) -> Graph:
@@ -183,33 +149,24 @@ def graph_from_state(state: dict[str, Any]) -> Graph:
     Raises:
         CodegenError: it was made by a later fxlab, or names something that is not here.
     """
-    if not isinstance(state, dict) or state.get("version") != VERSION:
-        found = state.get("version") if isinstance(state, dict) else type(state).__name__
+    if state["version"] != VERSION:
         raise CodegenError(
-            f"this pickle of a graph has version {found!r}; this fxlab reads version {VERSION}",
-            hint="make it again with this version of fxlab, or use the version that made it",
-        )
-    tracer = state["tracer"]
-    graph = Graph(tracer_cls=by_name(tracer.path) if tracer is not None else None)
+            f"this pickle of a graph has version {state['version']!r}; this fxlab reads version "
+            f"{VERSION}", hint="make it again, or use the fxlab that made it")  # fmt: skip
+    graph = Graph(tracer_cls=_decode(state["tracer"], []))
     nodes: list[Node] = []
     for name, op, target, args, kwargs, kind, meta, fields in state["nodes"]:
-        target = by_name(target.path) if type(target) is _Name else target
-        node = Node(graph, name, op, target, _decode(args, nodes),
-                    _decode(kwargs, nodes) if kwargs else {}, _decode(kind, nodes))  # fmt: skip
-        stack = meta.get("nn_module_stack")
-        if stack:
-            meta["nn_module_stack"] = {
-                k: (p, by_name(t.path) if type(t) is _Name else t) for k, (p, t) in stack.items()
-            }
+        target, args, kwargs, kind = (_decode(a, nodes) for a in (target, args, kwargs, kind))
+        node = Node(graph, name, op, target, args, kwargs, kind)
+        stack = meta.get("nn_module_stack", {})
+        for key, (path, module) in stack.items():
+            stack[key] = path, _decode(module, [])
         node.meta = meta
-        if fields:
-            node.__dict__.update(fields)
+        node.__dict__.update(fields)
         graph._link(node, graph._root._prev)
         nodes.append(node)
-    if state["codegen"] is not None:
-        graph._codegen = state["codegen"]
-    graph._constants = state["constants"]
-    graph._co_fields = state["co_fields"]
-    used, counts = state["names"]
-    graph._graph_namespace._used_names, graph._graph_namespace._base_count = used, counts
+    graph._codegen = state["codegen"] or graph._codegen
+    graph._constants, graph._co_fields = state["constants"], state["co_fields"]
+    space = graph._graph_namespace
+    space._used_names, space._base_count = state["names"]
     return graph

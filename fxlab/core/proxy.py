@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import is_tensor_method_or_property
 
-from .errors import (
-    TraceAttributeError, TraceError, TraceIndexError, TraceIterError, TraceLenError,
-    TraceRuntimeError, TraceTypeError, is_users,
-)  # fmt: skip
+from . import errors
 from .graph import Graph
 from .node import Node, leaves
 
@@ -64,7 +61,7 @@ class Proxy:
     def __class__(self) -> type:  # type: ignore[override]
         """torch.fx's Proxy, since model libraries ask `isinstance(x, torch.fx.Proxy)`."""
         frame = sys._getframe(1)
-        if is_users(frame.f_code.co_filename):
+        if errors.is_users(frame.f_code.co_filename):
             self.tracer._asked_class(self, frame)
         return torch.fx.Proxy
 
@@ -125,7 +122,7 @@ class Proxy:
         return _refuse(self, "in")
 
     def __delattr__(self, name: str) -> None:
-        raise TraceAttributeError(f"an attribute of {self} cannot be deleted while tracing",
+        raise errors.TraceAttributeError(f"an attribute of {self} cannot be deleted while tracing",
                                   node=self.node)  # fmt: skip
 
     @classmethod
@@ -166,11 +163,11 @@ def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
             tracer = leaf.__dict__["tracer"]
             found[id(tracer)] = tracer
         elif higher_order and callable(leaf) and not isinstance(leaf, (type, torch.nn.Module)):
-            raise TraceRuntimeError(
+            raise errors.TraceRuntimeError(
                 f"{function} got the function {leaf!r}: symbolic tracing cannot look into it",
                 hint="capture with torch.export and fxlab.interop.from_exported")  # fmt: skip
     if len(found) != 1:
-        raise TraceRuntimeError(
+        raise errors.TraceRuntimeError(
             f"{getattr(function, '__name__', function)} got Proxies of {len(found)} tracers",
             hint="a Proxy that was kept from an earlier trace cannot be used again")  # fmt: skip
     return next(iter(found.values()))
@@ -187,16 +184,16 @@ def _is_assert(frame: Any) -> bool:
     return False
 
 
-_ASKED: dict[str, tuple[type[TraceError], str]] = {
-    "bool": (TraceError, "a branch (if, while, and, or, not, assert) needs to know {p} now"),
-    "iter": (TraceIterError, "{p} was iterated (a loop, a *star call, a = *b, list(...)): its "
-             "length is not known"),
-    "keys": (TraceError, "{p} was unpacked (**x): its keys are not known"),
-    "len": (TraceLenError, "len({p}) was asked for: its length is not known"),
-    "index": (TraceIndexError, "{p} was used where Python needs an int now (range, a list index, "
-              "a slice of a list or tensor)"),
-    "in": (TraceTypeError, "`in` on {p} would have to search its values now"),
-    **{name: (TraceTypeError, f"{name}({{p}}) needs its value now")
+_ASKED: dict[str, tuple[type[errors.TraceError], str]] = {
+    "bool": (errors.TraceError, "a branch (if, while, and, or, not, assert) needs to know {p} now"),
+    "iter": (errors.TraceIterError, "{p} was iterated (a loop, a *star call, a = *b, list(...)): "
+             "its length is not known"),
+    "keys": (errors.TraceError, "{p} was unpacked (**x): its keys are not known"),
+    "len": (errors.TraceLenError, "len({p}) was asked for: its length is not known"),
+    "index": (errors.TraceIndexError, "{p} was used where Python needs an int now (range, a list "
+              "index, a slice of a list or tensor)"),
+    "in": (errors.TraceTypeError, "`in` on {p} would have to search its values now"),
+    **{name: (errors.TraceTypeError, f"{name}({{p}}) needs its value now")
        for name in ("int", "float", "complex", "round")},
 }  # fmt: skip
 """What Python may insist on knowing now -> the error that says no, and its first words."""

@@ -7,42 +7,37 @@ operation is pure only if the table says so, and every "no" comes with its reaso
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch._ops import OpOverload, OpOverloadPacket
 
-from .graph import _enter_region, _exit_region
+from .graph import Graph, _enter_region, _exit_region
 from .node import Node, lookup, target_text
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_side_effectful_functions: dict[Any, str] = {
-    **dict.fromkeys((_enter_region, _exit_region), "opens or closes a region"),
-    **dict.fromkeys((operator.setitem, operator.delitem), "writes into its first argument"),
-    **dict.fromkeys((print, input, open, exec, eval), "talks to the world outside"),
-    **dict.fromkeys((setattr, delattr), "changes an object"),
-    next: "advances an iterator",
-    **dict.fromkeys((torch._assert, torch._assert_async), "checks a promise at run time"),
-    **dict.fromkeys((torch.manual_seed, torch.seed), "sets the random state"),
-    **dict.fromkeys((torch._C._set_grad_enabled, torch.set_num_threads,
-                     torch.set_default_dtype), "sets a global switch"),
-    **dict.fromkeys((torch.amp._enter_autocast, torch.amp._exit_autocast),
-                    "opens or closes a region"),
-    torch.save: "writes a file",
-}  # fmt: skip
-_torch_effects = frozenset(_side_effectful_functions) - {
-    print, input, open, exec, eval, setattr, delattr, next, torch.save,
-}  # fmt: skip
+_side_effectful_functions: dict[Any, str] = {fn: reason for reason, functions in {
+    "opens or closes a region": (_enter_region, _exit_region, torch.amp._enter_autocast,
+                                 torch.amp._exit_autocast),
+    "writes into its first argument": (operator.setitem, operator.delitem),
+    "talks to the world outside": (print, input, open, exec, eval, torch.save),
+    "changes an object": (setattr, delattr, next),
+    "checks a promise at run time": (torch._assert, torch._assert_async),
+    "sets a global switch": (torch.manual_seed, torch.seed, torch._C._set_grad_enabled,
+                             torch.set_num_threads, torch.set_default_dtype),
+}.items() for fn in functions}  # fmt: skip
+_not_torchs = {print, input, open, exec, eval, setattr, delattr, next, torch.save}
 _registered: set[Any] = set()
 _pure: set[Any] = set()
-
 _INPLACE_OPERATORS = {getattr(operator, name) for name in (
     "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor"
 ).split()}  # fmt: skip
+_INPLACE_NAMES = frozenset(f"__{fn.__name__}__" for fn in _INPLACE_OPERATORS)
 _CHANGES_CONTAINER = frozenset(
     "append extend insert pop remove clear sort reverse update setdefault popitem discard write "
     "send add_module register_hook register_post_accumulate_grad_hook backward retain_grad "
@@ -61,8 +56,9 @@ _RANDOM_IF_TRAINING = frozenset(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout "
     "rrelu fractional_max_pool2d fractional_max_pool3d scaled_dot_product_attention".split()
 )
-_PURE_MODULES = ("torch", "_operator", "operator", "math", "builtins", "itertools", "functools",
-                 "collections", "numpy", "fxlab", "typing", "enum", "dataclasses")  # fmt: skip
+_PURE_MODULES = frozenset("torch _operator operator math builtins itertools functools collections "
+                          "numpy fxlab typing enum dataclasses".split())  # fmt: skip
+_INPLACE = "writes into its input in place (inplace=True)"
 
 
 def has_side_effect(fn: _F) -> _F:
@@ -92,116 +88,96 @@ def effect(node: Node, gm: Any = None, *, impure_random: bool = True) -> str | N
     >>> effect(g.find_nodes(op="call_method")[0])
     'add_ writes into its input in place'
     """
-    op = node._op
-    if op == "call_function":
+    if node._op == "call_function":
         return _function_effect(node, impure_random)
-    if op == "call_method":
+    if node._op == "call_method":
         return _method_effect(node, impure_random)
-    if op == "call_module":
+    if node._op == "call_module":
         return _module_effect(node, gm, impure_random)
-    return None if op == "get_attr" else "it is part of the program's interface"
+    return None if node._op == "get_attr" else "it is part of the program's interface"
 
 
 def _function_effect(node: Node, impure_random: bool) -> str | None:
     target = node._target
     try:
-        kind = _kinds.get(target)
-    except TypeError:
+        fixed, random, training = _classify(target)
+    except TypeError:  # it has no hash
         return f"{target_text(target)} is not known to be pure"
-    if kind is None:
-        kind = _kinds[target] = _classify(target)
-    fixed, random, training = kind
     if target in _registered:
         return f"{target_text(target)} was registered with has_side_effect"
-    if target in _pure:
-        return None
-    if fixed is not None:
-        return fixed
+    if target in _pure or fixed is not None:
+        return None if target in _pure else fixed
     if random and impure_random and (not training or _is_training(node)):
         return f"{target_text(target)} draws random numbers"
-    kwargs = node._kwargs
-    if kwargs:
-        if kwargs.get("out") is not None:
-            return "writes into its out= argument"
-        if kwargs.get("inplace") is True:
-            return "writes into its input in place (inplace=True)"
-    if target in _MAY_WRITE:
-        return _MAY_WRITE[target](node)
+    if node._kwargs.get("out") is not None:
+        return "writes into its out= argument"
+    if _argument(node, "inplace") is True:
+        return _INPLACE
+    name = getattr(target, "__name__", "")
+    if "embedding" in name and _argument(node, "max_norm") is not None:
+        return "renormalises the table (max_norm)"
+    flag = {"batch_norm": "training", "instance_norm": "use_input_stats"}.get(name)
+    if flag and _argument(node, "running_mean") is not None and _argument(node, flag) is not False:
+        return f"updates running statistics ({flag})"
     return None
 
 
+@functools.cache
 def _classify(target: Any) -> tuple[str | None, bool, bool]:
     """Return (effect whatever the arguments, draws random numbers, only when training)."""
     if target in _side_effectful_functions:
         return _side_effectful_functions[target], False, False
-    name = target_text(target)
+    name, fixed, random = target_text(target), None, False
+    short = getattr(target, "__name__", "") or ""
+    module = (getattr(target, "__module__", None) or name).split(".")[0]
+    training = short in _RANDOM_IF_TRAINING
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         overload = target if isinstance(target, OpOverload) else getattr(target, "default", None)
         schema = getattr(overload, "_schema", None)
         if schema is not None and schema.is_mutable:
-            return f"{name} writes into an argument (its schema says so)", False, False
-        random = torch.Tag.nondeterministic_seeded in getattr(overload, "tags", ())
-        return None, random, False
-    if target in _INPLACE_OPERATORS:
-        return f"{name} writes into its first argument if that is a tensor or list", False, False
-    short = getattr(target, "__name__", "") or ""
-    module = (getattr(target, "__module__", None) or name).split(".")[0]
-    if module not in _PURE_MODULES:
-        return f"{name} is user code that is not known to be pure", False, False
-    if short.endswith("_") and not short.endswith("__") and module == "torch":
-        return f"{short} writes into its input in place", False, False
-    if short == "_assert_is_none" or short.startswith(("set_", "_set_")):
-        return f"{short} checks or sets something at run time", False, False
-    training = short in _RANDOM_IF_TRAINING
-    return None, module == "torch" and (training or short in _RANDOM), training
+            fixed = f"{name} writes into an argument (its schema says so)"
+        random, training = torch.Tag.nondeterministic_seeded in getattr(overload, "tags", ()), False
+    elif target in _INPLACE_OPERATORS:
+        fixed = f"{name} writes into its first argument if that is a tensor or list"
+    elif module not in _PURE_MODULES:
+        fixed = f"{name} is user code that is not known to be pure"
+    elif short.endswith("_") and not short.endswith("__") and module == "torch":
+        fixed = f"{short} writes into its input in place"
+    elif short == "_assert_is_none" or short.startswith(("set_", "_set_")):
+        fixed = f"{short} checks or sets something at run time"
+    else:
+        random = module == "torch" and (training or short in _RANDOM)
+    return fixed, random, training
 
 
-_kinds: dict[Any, tuple[str | None, bool, bool]] = {}
+_BUILTINS = {"batch_norm": "input weight bias running_mean running_var training",
+             "rrelu": "input lower upper training",
+             "scaled_dot_product_attention": "query key value attn_mask dropout_p"}  # fmt: skip
+"""Parameters of functions of torch that have no signature for Python; else those of dropout."""
 
 
-def _argument(node: Node, position: int, name: str, default: Any) -> Any:
-    if name in node._kwargs:
-        return node._kwargs[name]
-    return node._args[position] if len(node._args) > position else default
+@functools.cache
+def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
+    """Return the parameters of a function: name -> (position, default)."""
+    try:
+        found = [(p.name, p.default) for p in inspect.signature(target).parameters.values()]
+    except (TypeError, ValueError):
+        names = _BUILTINS.get(getattr(target, "__name__", ""), "input p training").split()
+        found = [(name, None) for name in names]
+    return {name: (i, default) for i, (name, default) in enumerate(found)}
+
+
+def _argument(node: Node, name: str) -> Any:
+    """Return what a call gives for a parameter, or its default."""
+    place, default = _parameters(node._target).get(name, (len(node._args), None))
+    return node._kwargs.get(name, node._args[place] if place < len(node._args) else default)
 
 
 def _is_training(node: Node) -> bool:
     """Say whether a random function draws: an unknown (traced) flag counts as yes."""
-    name = getattr(node._target, "__name__", "")
-    if name == "scaled_dot_product_attention":
-        return _argument(node, 4, "dropout_p", 0.0) != 0.0
-    position, default = (3, False) if name == "rrelu" else (2, True)
-    return _argument(node, position, "training", default) is not False
-
-
-def _norm_effect(node: Node) -> str | None:
-    training = _argument(node, 5, "training", False)
-    if _argument(node, 1, "running_mean", None) is None or training is False:
-        return None
-    return "updates running statistics (training)"
-
-
-_MAY_WRITE: dict[Any, Callable[[Node], str | None]] = {
-    F.batch_norm: _norm_effect,
-    torch.batch_norm: _norm_effect,
-    F.instance_norm: lambda n: (
-        "updates running statistics" if _argument(n, 1, "running_mean", None) is not None
-        and _argument(n, 5, "use_input_stats", True) is not False else None
-    ),
-    F.embedding: lambda n: (
-        "renormalises the table (max_norm)" if _argument(n, 3, "max_norm", None) else None
-    ),
-}  # fmt: skip
-for _name, _position in (("relu", 1), ("relu6", 1), ("hardswish", 1), ("silu", 1), ("mish", 1),
-                         ("selu", 1), ("elu", 2), ("celu", 2), ("leaky_relu", 2), ("dropout", 3),
-                         ("hardtanh", 3), ("threshold", 3), ("hardsigmoid", 1)):  # fmt: skip
-    _MAY_WRITE.setdefault(
-        getattr(F, _name),
-        lambda n, p=_position: (
-            "writes into its input in place (inplace=True)"
-            if _argument(n, p, "inplace", False) is True else None
-        ),
-    )  # fmt: skip
+    if getattr(node._target, "__name__", "") == "scaled_dot_product_attention":
+        return _argument(node, "dropout_p") not in (None, 0.0)
+    return _argument(node, "training") is not False
 
 
 def _method_effect(node: Node, impure_random: bool) -> str | None:
@@ -209,19 +185,13 @@ def _method_effect(node: Node, impure_random: bool) -> str | None:
     if name in _CHANGES_CONTAINER:
         return f"{name} changes its object"
     if hasattr(torch.Tensor, name):
-        if name.endswith("_") and not name.endswith("__"):
-            return f"{name} writes into its input in place"
-        if name.startswith("__i") and name[3:-2] in _INPLACE_NAMES:
+        if (name.endswith("_") and not name.endswith("__")) or name in _INPLACE_NAMES:
             return f"{name} writes into its input in place"
         if impure_random and name in _RANDOM:
             return f"{name} draws random numbers"
         return "writes into its out= argument" if node._kwargs.get("out") is not None else None
-    if name in _READS_CONTAINER or name.startswith("__"):
-        return None
-    return f"the method {name} is not known to be pure"
-
-
-_INPLACE_NAMES = frozenset(fn.__name__[1:] for fn in _INPLACE_OPERATORS)
+    known = name in _READS_CONTAINER or name.startswith("__")
+    return None if known else f"the method {name} is not known to be pure"
 
 
 def _module_effect(node: Node, gm: Any, impure_random: bool) -> str | None:
@@ -248,45 +218,41 @@ def _one_module(module: torch.nn.Module, impure_random: bool) -> str | None:
     if kind in _pure:
         return None
     graph = getattr(module, "graph", None)
-    if hasattr(graph, "_graph_namespace") and hasattr(graph, "owning_module"):
+    if isinstance(graph, Graph):
         for inner in graph.nodes:
-            reason = None if inner._op in ("placeholder", "output", "call_module") else effect(
-                inner, module, impure_random=impure_random)  # fmt: skip
+            plain = inner._op in ("placeholder", "output", "call_module")
+            reason = None if plain else effect(inner, module, impure_random=impure_random)
             if reason is not None:
                 return f"{inner._name} inside it: {reason}"
         return None
     if not kind.__module__.startswith(("torch.nn.", "torch.ao.", "fxlab.")):
         return f"{kind.__name__} is user code that is not known to be pure"
     if getattr(module, "inplace", False) is True:
-        return "writes into its input in place (inplace=True)"
+        return _INPLACE
     if getattr(module, "max_norm", None) is not None and hasattr(module, "num_embeddings"):
         return "renormalises its table (max_norm)"
-    if module.training:
-        if getattr(module, "running_mean", None) is not None:
-            return "updates running statistics (train mode)"
-        if impure_random and (isinstance(module, torch.nn.modules.dropout._DropoutNd)
-                              or kind.__name__ in ("RReLU", "FractionalMaxPool2d",
-                                                   "FractionalMaxPool3d")):  # fmt: skip
-            return "draws random numbers (train mode)"
-        if impure_random and getattr(module, "dropout", 0) and isinstance(
-            getattr(module, "dropout", 0), float
-        ):
-            return "draws random numbers (dropout in train mode)"
-    return None
+    if module.training and getattr(module, "running_mean", None) is not None:
+        return "updates running statistics (train mode)"
+    dropout = getattr(module, "dropout", 0)
+    draws = isinstance(module, _RANDOM_MODULES) or (isinstance(dropout, float) and dropout)
+    return "draws random numbers (train mode)" if (
+        draws and module.training and impure_random) else None  # fmt: skip
+
+
+_RANDOM_MODULES = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU,
+                   torch.nn.FractionalMaxPool2d, torch.nn.FractionalMaxPool3d)  # fmt: skip
 
 
 def torch_effect(node: Node) -> str | None:
     """Return torch.fx's own, narrower answer: what its `eliminate_dead_code` keeps."""
-    if node._op in ("placeholder", "output"):
-        return "interface"
     if node._op == "call_module" and node.graph.owning_module is not None:
         module = lookup(node.graph.owning_module, str(node._target))
         return "marked" if getattr(module, "_is_impure", False) else None
     if node._op != "call_function":
-        return None
-    if node._target in _torch_effects or node._target in _registered:
-        return "registered"
-    if isinstance(node._target, (OpOverload, OpOverloadPacket)):
+        return None if node._op[:4] == "call" or node._op == "get_attr" else "interface"
+    target, random = node._target, getattr(node._target, "__name__", "") in _RANDOM
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _function_effect(node, True)
-    return "random" if getattr(node._target, "__name__", "") in _RANDOM and getattr(
-        node._target, "__module__", None) in (None, "torch") else None  # fmt: skip
+    if target in _registered or target in _side_effectful_functions.keys() - _not_torchs:
+        return "registered"
+    return "random" if random and getattr(target, "__module__", 0) in (None, "torch") else None

@@ -7,7 +7,6 @@ is never an edit of the other.
 
 from __future__ import annotations
 
-import pickle
 import sys
 import types
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 
 from .errors import RewriteError
 from .graph import MISSING, Graph
-from .node import qualified_name
+from .node import leaves, qualified_name
 
 if TYPE_CHECKING:
     from .codegen import PythonCode
@@ -57,11 +56,8 @@ def _install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> N
 
 def _targets(graph: Graph) -> dict[str, Any]:
     """Return the paths that a Graph reads or calls, each with its first Node."""
-    found: dict[str, Any] = {}
-    for node in graph.nodes:
-        if node._op in ("call_module", "get_attr"):
-            found.setdefault(str(node._target), node)
-    return found
+    read = [n for n in reversed(graph.nodes) if n._op in ("call_module", "get_attr")]
+    return {str(n._target): n for n in reversed(read)} | {str(n._target): n for n in read}
 
 
 def _missing(node: Any, root: str) -> _MissingTarget:
@@ -121,18 +117,8 @@ def look_at(root: nn.Module) -> tuple[type | None, dict[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    parts = value.values() if isinstance(value, dict) else value
-    parts = parts if isinstance(value, (list, tuple, set, dict)) else (value,)
+    parts = leaves(list(value) if isinstance(value, set) else value)
     return not any(isinstance(part, (nn.Module, torch.Tensor)) for part in parts)
-
-
-def pickles(value: Any) -> bool:
-    """Say whether a value can be pickled."""
-    try:
-        pickle.dumps(value)
-    except Exception:  # whatever its own pickling raises, it cannot come along
-        return False
-    return True
 
 
 _FOLDER_SOURCE = '''"""Written by GraphModule.to_folder; state.pt holds what this code needs."""
@@ -173,13 +159,10 @@ def write_folder(module: Any, code: PythonCode, folder: Path, module_name: str) 
     objects = {name: code.globals[name] for name, text in imports.items() if not text}
     read = {str(node._target).split(".")[0] for node in module._graph.nodes}
     names = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
-    state = {
-        k: v for k, v in module.__dict__.items() if k in names or k in read or k[-5:] == "_spec"
-    }
+    state = {k: v for k, v in vars(module).items() if k in (*names, *read, "_in_spec", "_out_spec")}
     torch.save({"state": state, "objects": objects}, folder / "state.pt")
-    source = _FOLDER_SOURCE.format(
-        name=module_name, imports="\n".join(sorted(filter(None, imports.values()))),
-        source=code.src.strip(), function=module._graph._codegen._func_name,
-    )  # fmt: skip
+    lines = "\n".join(sorted(filter(None, imports.values())))
+    source = _FOLDER_SOURCE.format(name=module_name, imports=lines, source=code.src.strip(),
+                                   function=module._graph._codegen._func_name)  # fmt: skip
     (folder / "module.py").write_text(source, encoding="utf-8")
     (folder / "__init__.py").write_text("from .module import *\n", encoding="utf-8")

@@ -24,11 +24,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import patches
-from .errors import (
-    Frame, TraceError, TraceNameError, TraceNotImplementedError, TraceRuntimeError, TraceWarning,
-    call_site, quote, running_node,
-)  # fmt: skip
+from . import errors, patches
+from .errors import Frame, TraceError, TraceNameError, TraceRuntimeError, TraceWarning, call_site
 from .graph import Graph
 from .node import Args, Argument, Kwargs, Node, Target, add_ancestors, base_types
 from .proxy import _UNKNOWN, Attribute, ParameterProxy, Proxy, _refuse
@@ -120,7 +117,7 @@ class TracerBase:
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
             if self._retracing:
-                origin = running_node()
+                origin = errors.running_node()
                 if origin is not None:
                     add_ancestors(node, [origin])
             scope = self.scope
@@ -200,8 +197,8 @@ class TracerBase:
         if isinstance(a, dict):
             for key in a:
                 if type(key) is not str and patches.find_proxy(key) is not None:
-                    raise TraceNotImplementedError(
-                        f"the traced value {key} is a key of a dict: keys must be known")  # fmt: skip
+                    raise errors.TraceNotImplementedError(
+                        f"the traced value {key} is a key: keys must be known")  # fmt: skip
             parts = {key: self.create_arg(value) for key, value in a.items()}
             if kind is dict:
                 return parts
@@ -215,7 +212,7 @@ class TracerBase:
         ):
             return a
         else:
-            raise TraceNotImplementedError(
+            raise errors.TraceNotImplementedError(
                 f"a {kind.__module__}.{kind.__qualname__} that holds traced values cannot stand in "
                 "a graph", expected="numbers, text, tensors, tuples, lists, dicts, dataclasses",
                 hint="return its parts as a tuple or dict, or give the class a method "
@@ -257,7 +254,7 @@ class TracerBase:
 
         value, why = known(self, obj.node)
         if value is not _UNKNOWN and why and (what != "its length" or why == STATE):
-            self.warn("fixed", f"{what} of {obj} was fixed to {value!r:.60}, which comes from {why}")
+            self.warn("fixed", f"{what} of {obj} was fixed to {value!r:.60}, known from {why}")
         return value
 
     def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
@@ -403,7 +400,7 @@ class Tracer(TracerBase):
         if prefix is not None:
             path = self._tensor_paths().get(id(a))
             if path is None and isinstance(a, torch.nn.Parameter):
-                raise TraceNameError("a parameter was used that is not a member of the traced module",
+                raise TraceNameError("a parameter was used that is no member of the traced module",
                                      hint="assign it to an attribute of the model")  # fmt: skip
             if path is None:
                 path = self._tensor_paths()[id(a)] = self._keep_constant(prefix, a)
@@ -509,7 +506,7 @@ class Tracer(TracerBase):
             self.warn("caught", text, (*error.where, _NOWHERE)[0])
         texts = []
         for message, place in self._warnings.values():
-            texts.append(f"{message}\n  at {quote(place)}")
+            texts.append(f"{message}\n  at {errors.quote(place)}")
             warnings.warn_explicit(texts[-1], TraceWarning, place[0], max(place[1], 1))
         return texts
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import enum
+import inspect
 import keyword
 import math
 import operator
@@ -18,12 +19,12 @@ import types
 import typing
 import unicodedata
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from .errors import CodegenError
-from .node import Argument, Node, immutable_dict, immutable_list, qualified_name
+from .node import Argument, Node, holds_node, immutable_dict, immutable_list, lookup, qualified_name
 
 _INFIX = {getattr(operator, name): symbol for name, symbol in {
     "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**",
@@ -31,8 +32,8 @@ _INFIX = {getattr(operator, name): symbol for name, symbol in {
     "eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
 }.items()}  # fmt: skip
 _PREFIX = {operator.pos: "+", operator.neg: "-", operator.invert: "~"}
-_KINDS = ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL", "KEYWORD_ONLY",
-          "VAR_KEYWORD")  # fmt: skip
+_KINDS = [kind.name for kind in inspect._ParameterKind]  # in the order that Python wants
+_STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 _DEEPEST_ARGUMENT = 80  # CPython refuses about 100 nested brackets
 _NOT_NAMES = frozenset((*keyword.kwlist, "__debug__"))
 _LITERALS = frozenset((bool, str, bytes, type(None)))
@@ -50,9 +51,8 @@ def is_name(text: str) -> bool:
     >>> is_name("relu"), is_name("class"), is_name("0"), is_name(chr(0xFB01))
     (True, False, False, False)
     """
-    if not text.isidentifier() or text in _NOT_NAMES:
-        return False
-    return text.isascii() or unicodedata.is_normalized("NFKC", text)
+    plain = text.isascii() or unicodedata.is_normalized("NFKC", text)
+    return plain and text.isidentifier() and text not in _NOT_NAMES
 
 
 def attribute_text(base: str, parts: Iterable[str], getter: str = "getattr") -> str:
@@ -62,11 +62,8 @@ def attribute_text(base: str, parts: Iterable[str], getter: str = "getattr") -> 
     'getattr(self.layer1, "0").conv'
     """
     for part in parts:
-        if is_name(part):
-            base = f"{base}.{part}"
-        else:
-            text = f'"{part}"' if part.isalnum() else repr(part)
-            base = f"{getter}({base}, {text})"
+        text = f'"{part}"' if part.isalnum() else repr(part)
+        base = f"{base}.{part}" if is_name(part) else f"{getter}({base}, {text})"
     return base
 
 
@@ -76,14 +73,11 @@ class Writer:
     Args:
         nodes: the Nodes in order.
         root: how the code would like to call the module.
-        display: write for a reader: never raise, whatever state the graph is in.
         reserved: names that the head of the function uses besides those of the placeholders.
     """
 
-    def __init__(
-        self, nodes: Iterable[Node], root: str, display: bool = False, reserved: Iterable[str] = ()
-    ) -> None:
-        self.nodes, self.display = list(nodes), display
+    def __init__(self, nodes: Iterable[Node], root: str, reserved: Iterable[str] = ()) -> None:
+        self.nodes = list(nodes)
         self.current: Node | None = None
         self.globals: dict[str, Any] = {}
         self._bound: dict[int, str] = {}
@@ -99,7 +93,7 @@ class Writer:
         inputs = {node: str(node._target) for node in self.nodes if node._op == "placeholder"}
         owner = {t.lstrip("*"): node for node, t in reversed(inputs.items())}
         taken = self.taken
-        taken.update(name for name in owner if is_name(name))
+        taken.update(filter(is_name, owner))
         self.parameters: dict[Node, tuple[str, str]] = {}
         for node, target in inputs.items():
             name = target.lstrip("*")
@@ -113,9 +107,8 @@ class Writer:
         self.local: dict[Node, str] = {}
         for node in self.nodes:
             name = node._name
-            if (name in taken or not is_name(name)) and (
-                node._op != "placeholder" or self.parameters[node][0] != name
-            ):
+            own = node._op == "placeholder" and self.parameters[node][0] == name
+            if not own and (name in taken or not is_name(name)):
                 name = self._free(name)
             taken.add(name)
             self.local[node] = name
@@ -147,10 +140,10 @@ class Writer:
         if known is not None:
             return f"{self.torch}.{known[1]}"
         path = qualified_name(fn)
-        if path.startswith("torch.") and _resolves(torch, path[6:], fn):
+        if path.startswith("torch.") and lookup(torch, path[6:], None) is fn:
             _torch_paths[id(fn)] = fn, path[6:]
             return f"{self.torch}.{path[6:]}"
-        if path.startswith("operator.") and _resolves(operator, path[9:], fn):
+        if path.startswith("operator.") and getattr(operator, path[9:], None) is fn:
             return f"{self.bind('operator', operator)}.{path[9:]}"
         return self.bind(path, fn)
 
@@ -170,11 +163,10 @@ class Writer:
             return ("-" if arg < 0 else "") + self.bind(name, getattr(math, name))
         if isinstance(arg, Node):
             return self.local.get(arg) or self.refuse(
-                f"{arg._name} is not in this graph", "a node of the same graph",
-                "graph.lint() names every such node", arg._name)  # fmt: skip
+                f"{arg._name} is not in this graph", "a node of the same graph")  # fmt: skip
         if depth > _DEEPEST_ARGUMENT and isinstance(arg, (tuple, list, dict, slice, frozenset)):
-            if _holds_node(arg):
-                return self.refuse("it is nested too deeply", f"{_DEEPEST_ARGUMENT} levels at most")
+            if holds_node(arg):
+                self.refuse("it is nested too deeply", f"{_DEEPEST_ARGUMENT} levels at most")
             return self.bind("_nested", arg)
         if kind is tuple:
             inner = ", ".join([self.value(a, depth + 1) for a in arg])
@@ -215,14 +207,12 @@ class Writer:
             return f"{maker}([{inner}])"
         elif isinstance(arg, _CALLABLES):
             return self.callee(arg)
-        elif isinstance(arg, (tuple, list, dict)) and _holds_node(arg):
-            return self.refuse(f"it is a {kind.__name__} of nodes", "a plain tuple, list or dict")
+        elif holds_node(arg):
+            self.refuse(f"it is a {kind.__name__} of nodes", "a plain tuple, list or dict")
         return self.bind("Ellipsis" if arg is ... else f"_{kind.__name__}".lower(), arg)
 
-    def refuse(self, what: str, expected: str, hint: str = "", shown: str = "...") -> str:
-        """Raise the error for what Python cannot express; a reader gets `shown` instead."""
-        if self.display:
-            return shown
+    def refuse(self, what: str, expected: str, hint: str = "") -> NoReturn:
+        """Raise the error for what Python cannot express."""
         where = self.current._name if self.current is not None else "a node"
         raise CodegenError(f"{where} cannot be written as Python: {what}", node=self.current,
                            expected=expected, hint=hint)  # fmt: skip
@@ -237,9 +227,8 @@ class Writer:
         local, value = self.local, self.value
         parts = [local.get(a) or value(a) if type(a) is Node else value(a) for a in args]
         for key, arg in kwargs.items():
-            parts.append(
-                f"{key} = {value(arg)}" if is_name(key) else f"**{{{key!r}: {value(arg)}}}"
-            )
+            text = value(arg)
+            parts.append(f"{key} = {text}" if is_name(key) else f"**{{{key!r}: {text}}}")
         return ", ".join(parts)
 
     def annotation(self, kind: Any) -> str:
@@ -270,7 +259,7 @@ class Writer:
             return self._call(target, args, kwargs)
         if op == "call_method":
             if not args:
-                return self.refuse("a method needs its object", "args[0], whose method is called")
+                self.refuse("a method needs its object", "args[0], whose method is called")
             method = attribute_text(self.operand(args[0]), (target,), self.getattr)  # type: ignore[arg-type]
             return f"{method}({self.arguments(args[1:], kwargs)})"
         path = attribute_text(self.root, target.split("."), self.getattr)  # type: ignore[union-attr]
@@ -297,10 +286,9 @@ class Writer:
         """Return the text of one parameter: stars, name, annotation, default."""
         self.current = node
         name, kind = self.parameters[node]
-        text = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(kind, "") + name
-        if node._type is not None:
-            text += f" : {self.annotation(node._type)}"
-        return f"{text} = {self.value(node._args[0])}" if node._args else text
+        note = f" : {self.annotation(node._type)}" if node._type is not None else ""
+        default = f" = {self.value(node._args[0])}" if node._args else ""
+        return f"{_STARS.get(kind, '')}{name}{note}{default}"
 
     def parameter_list(self) -> list[str]:
         """Return all parameters, in the order in which Python wants their kinds."""
@@ -316,36 +304,11 @@ class Writer:
             texts.append(self.parameter(node))
             if optional and not node._args and kind in _KINDS[:2]:
                 self.refuse(f"{name} has no default but stands behind {optional}, which has one",
-                            "parameters without a default first",
-                            "give it a default, or move its placeholder with prepend")  # fmt: skip
+                            "parameters without a default first")  # fmt: skip
             previous, optional = kind, name if node._args else optional
         return [*texts, "/"] if previous == "POSITIONAL_ONLY" else texts
 
     def default(self, node: Node) -> Any:
         """Return a default as the user wrote it, not the immutable copy that a Node keeps."""
         kept, frozen = node.meta.get("param_default"), node._args[0]
-        same = isinstance(frozen, (immutable_list, immutable_dict)) and kept == frozen
-        return kept if same else frozen
-
-
-def _resolves(root: Any, path: str, obj: Any) -> bool:
-    """Say whether a dotted path from a module leads to this very object."""
-    for part in path.split("."):
-        root = getattr(root, part, None) if is_name(part) else None
-    return root is obj
-
-
-def _holds_node(arg: Any) -> bool:
-    """Say whether a Node stands anywhere inside an argument, however deep."""
-    stack = [arg]
-    while stack:
-        a = stack.pop()
-        if isinstance(a, Node):
-            return True
-        if isinstance(a, (tuple, list, set, frozenset)):
-            stack.extend(a)
-        elif isinstance(a, dict):
-            stack.extend(a.values())
-        elif isinstance(a, slice):
-            stack += a.start, a.stop, a.step
-    return False
+        return kept if isinstance(frozen, (tuple, list, dict)) and kept == frozen else frozen
