@@ -15,14 +15,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LECTURES = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 EACH = pytest.mark.parametrize("path", LECTURES, ids=lambda path: path.stem)
 
-# What would differ on another machine or on another day.
+# What would differ on another machine.
 UNSTABLE = {
     "an address": re.compile(r"\bat 0x[0-9a-f]{5,}"),
     "a path of the machine": re.compile(
         r"(?<![\w.:/])/(?:home|root|tmp|usr|opt|Users|work|mnt)/\w"
     ),
     "a kernel's file": re.compile(r"ipykernel_\d|<ipython-input"),
-    "a time": re.compile(r"\d\s?(?:ms|µs|us)\b|\b\d{4}-\d\d-\d\d"),
 }
 
 
@@ -95,12 +94,12 @@ def test_it_was_executed_once_from_top_to_bottom_without_an_error(path):
 
 
 @EACH
-def test_its_outputs_are_the_same_on_every_machine(path):
-    for output in outputs(read(path)):
-        for text in texts(output):
-            for what, pattern in UNSTABLE.items():
-                found = pattern.search(text)
-                assert found is None, f"{what}: {text[max(0, found.start() - 60) : found.end()]}"
+def test_its_outputs_name_nothing_of_the_machine(path):
+    # Times and figures that differ from run to run are for nbval to find.
+    for text in [text for output in outputs(read(path)) for text in texts(output)]:
+        for what, pattern in UNSTABLE.items():
+            found = pattern.search(text)
+            assert found is None, f"{what}: {text[max(0, found.start() - 60) : found.end()]}"
     assert not UNSTABLE["a path of the machine"].search(path.read_text("utf-8"))
 
 
