@@ -257,13 +257,11 @@ class CodeGen:
     @staticmethod
     def _transformed(transform: TransformCodeFunc, rows: list[Row], nodes: list[Node]) -> list[Row]:
         """Run a registered transformer; marks like torch.fx's carry the Nodes through it."""
-        position: dict[Any, int] = {node: i for i, node in enumerate(nodes)}
-        marked = [
-            part for text, node in rows
-            for part in (f"# COUNTER: {position.get(node, 0)}\n", f"{text}\n")]  # fmt: skip
+        place: dict[Any, int] = {node: i for i, node in enumerate(nodes)}
+        marks = [(f"# COUNTER: {place.get(node, 0)}\n", f"{text}\n") for text, node in rows]
         new: list[Row] = []
         current: Node | None = None
-        for text in "".join(transform(marked)).split("\n"):
+        for text in "".join(transform([line for pair in marks for line in pair])).split("\n"):
             mark = _counter.search(text)
             if mark is not None:
                 current = nodes[int(mark.group(1))] if nodes else None

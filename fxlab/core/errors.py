@@ -23,6 +23,7 @@ Frame = tuple[str, int, str]
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_FOLDERS = (_HERE, str(Path(_HERE).parent / "explorer"), str(Path(_TORCH) / "fx"))
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
 _kinds: dict[str, int] = {}
 trace_state = threading.local()
@@ -33,24 +34,20 @@ generated_code: dict[str, Callable[[int], Any]] = {}
 
 def _kind_of(name: str) -> int:
     """Say whose code a file holds; a path that merely begins like torch's is a user's."""
-    kind = _kinds.get(name)
-    if kind is None:
-        folder, _, file = name.rpartition(os.sep)
-        if folder == _HERE and file == "capture.py":
-            kind = _BORDER
-        elif name.startswith(("<frozen ", "<eval_with_key>")) or folder in (
-            _HERE, os.path.join(os.path.dirname(_HERE), "explorer"), os.path.join(_TORCH, "fx")  # noqa: PTH118, PTH120
-        ):  # fmt: skip
-            kind = _INSIDE
-        else:
-            kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE
-        _kinds[name] = kind
+    folder, _, file = name.rpartition(os.sep)
+    if folder == _HERE and file == "capture.py":
+        kind = _BORDER
+    elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_with_key>")):
+        kind = _INSIDE
+    else:
+        kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE
+    _kinds[name] = kind
     return kind
 
 
 def is_users(file: str) -> bool:
     """Say whether a file is a user's: neither torch's nor of the kit's core or explorer."""
-    return _kind_of(file) == _OUTSIDE
+    return (_kinds[file] if file in _kinds else _kind_of(file)) == _OUTSIDE
 
 
 def call_site(limit: int = 4, skip_torch: bool = False) -> tuple[Frame, ...]:

@@ -76,9 +76,6 @@ def _exit_region(region: Any) -> None:
     region.__exit__(None, None, None)
 
 
-_enter_region.__module__ = _exit_region.__module__ = __name__
-
-
 class _Namespace:
     """Gives each name once; torch.fx's rule: `relu`, `relu_1`, ..., never a keyword or builtin."""
 
@@ -93,25 +90,19 @@ class _Namespace:
         """Return a free name like `candidate`; the same again for the same `obj`."""
         if obj is not None and obj in self._obj_to_name:
             return self._obj_to_name[obj]
-        plain = candidate.replace(".", "_")
-        if plain.isidentifier() and plain.isascii() and ".." not in candidate:
-            candidate = plain
-        else:
+        if not (candidate.isidentifier() and candidate.isascii()):
             candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
-            if candidate[0].isdigit():
-                candidate = "_" + candidate
+            candidate = f"_{candidate}" if candidate[0].isdigit() else candidate
         base, _, digits = candidate.rpartition("_")
         used, counts = self._used_names, self._base_count
         if not (base and digits.isdigit()):
             base, number = candidate, counts.get(candidate, 0)
         else:
             number = counts.get(base, 0) if candidate in used else int(digits)
-        if candidate in _illegal_names and (obj is None or _builtin(candidate) is not obj):
+        reserved = candidate in _illegal_names and (obj is None or _builtin(candidate) is not obj)
+        while reserved or candidate in used:
             number += 1
-            candidate = f"{base}_{number}"
-        while candidate in used:
-            number += 1
-            candidate = f"{base}_{number}"
+            candidate, reserved = f"{base}_{number}", False
         used.add(candidate)
         counts[base] = number
         if obj is not None:
@@ -193,19 +184,17 @@ class Graph:
                  tracer_extras: dict[str, Any] | None = None) -> None:  # fmt: skip
         from .codegen import CodeGen
 
-        self.version = 0
+        self.version = self._len = 0
         self._watched = self._compiled = self._numbered = False
         self._listeners: tuple[Listener, ...] = ()
         self._owners: list[weakref.ref[Any]] = []
-        self._len = 0
         self._root = Node(self, "", "root", "", (), {})
         self._anchor, self._after = self._root, False
         self._graph_namespace = _Namespace()
         self.owning_module: Any = owning_module
         self._tracer_cls, self._tracer_extras = tracer_cls, tracer_extras
         self._codegen: Any = CodeGen()
-        self._co_fields: dict[str, Any] = {}
-        self._constants: dict[str, Any] = {}
+        self._co_fields, self._constants = dict[str, Any](), dict[str, Any]()
         self._trace_warnings: list[str] = []
         for hook in graph_created_hooks:
             hook(self)

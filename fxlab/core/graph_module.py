@@ -117,7 +117,7 @@ class GraphModule(nn.Module):
             state.copy_from_dict(root, self, graph)
         else:
             raise RewriteError(f"a GraphModule can't take its state from a {type(root).__name__}",
-                               expected="a Module, or a dict from dotted path to value")  # fmt: skip
+                               expected="a Module, or a dict from path to value")  # fmt: skip
         self.graph, tracer = graph, graph._tracer_cls
         local = tracer is None or "<locals>" in tracer.__qualname__
         self.__dict__.update(_tracer_cls=None if local else tracer,

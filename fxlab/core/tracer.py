@@ -381,11 +381,10 @@ class Tracer(TracerBase):
         if path is None:
             return attr_val
         if path not in parameter_proxy_cache:
-            constant = self.param_shapes_constant or not isinstance(attr_val, torch.nn.Parameter)
-            options: dict[str, Any] = {}
-            if constant and _takes_factory(type(self).create_proxy):
-                options["proxy_factory_fn"] = lambda n: ParameterProxy(self, n, path, attr_val)
-            parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
+            proxy = self.create_proxy("get_attr", path, (), {})
+            if self.param_shapes_constant or not isinstance(attr_val, torch.nn.Parameter):
+                proxy = ParameterProxy(self, proxy.node, path, attr_val)
+            parameter_proxy_cache[path] = proxy
         return parameter_proxy_cache[path]
 
     def get_fresh_qualname(self, prefix: str) -> str:
@@ -511,11 +510,6 @@ class Tracer(TracerBase):
         return texts
 
 
-@functools.cache
-def _takes_factory(create_proxy: Callable[..., Any]) -> bool:
-    return "proxy_factory_fn" in inspect.signature(create_proxy).parameters
-
-
 class ProxyableClassMeta(type):
     """Metaclass of classes that may be built from Proxies inside a trace: the call is recorded."""
 
@@ -553,11 +547,11 @@ def wrap(fn_or_name: Any) -> Any:
     if callable(fn_or_name):
         fn = inspect.unwrap(fn_or_name, stop=lambda f: not hasattr(f, "__fxlab_original__"))
         patches.wrapped_functions[id(fn)] = fn
-        return fn_or_name
-    if not isinstance(fn_or_name, str):
+    elif isinstance(fn_or_name, str):
+        table = sys._getframe(1).f_globals
+        patches.wrapped_names[(id(table), fn_or_name)] = table
+    else:
         raise TraceRuntimeError(f"wrap needs a function or the name of one, got {fn_or_name!r}")
-    table = sys._getframe(1).f_globals
-    patches.wrapped_names[(id(table), fn_or_name)] = table
     return fn_or_name
 
 

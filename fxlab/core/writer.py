@@ -168,11 +168,9 @@ class Writer:
             if holds_node(arg):
                 self.refuse("it is nested too deeply", f"{_DEEPEST_ARGUMENT} levels at most")
             return self.bind("_nested", arg)
-        if kind is tuple:
+        if kind is tuple or kind is list or kind is immutable_list:
             inner = ", ".join([self.value(a, depth + 1) for a in arg])
-            return f"({inner},)" if len(arg) == 1 else f"({inner})"
-        if kind is list or kind is immutable_list:
-            return "[" + ", ".join([self.value(a, depth + 1) for a in arg]) + "]"
+            return f"[{inner}]" if kind is not tuple else f"({inner}{',' * (len(arg) == 1)})"
         if kind is dict or kind is immutable_dict:
             value, inner = self.value, depth + 1
             return "{" + ", ".join([f"{value(k)}: {value(v, inner)}" for k, v in arg.items()]) + "}"
@@ -269,9 +267,8 @@ class Writer:
         """Return a call of a function, or its operator form."""
         if not kwargs and type(target) is types.BuiltinFunctionType:
             if len(args) == 2:
-                symbol = _INFIX.get(target)
-                if symbol is not None:
-                    left = self.value(args[0])
+                if target in _INFIX:
+                    left, symbol = self.value(args[0]), _INFIX[target]
                     left = f"({left})" if symbol == "**" and left[0] == "-" else left
                     return f"{left} {symbol} {self.value(args[1])}"
                 if target is operator.getitem:
