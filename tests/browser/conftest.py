@@ -165,21 +165,25 @@ def server(chromium, tmp_path_factory) -> Iterator[Server]:
     process = subprocess.Popen(
         command, env=env, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if "is running at" in line:
-            break
-    else:
-        pytest.fail("the Jupyter server did not start:\n" + "".join(said))
     log = (home / "server.log").open("w")
-    drain = subprocess.Popen(["cat"], stdin=process.stdout, stdout=log)
-    yield Server(f"http://127.0.0.1:{port}", root)
-    process.terminate()
-    process.wait(20)
-    process.stdout.close()
-    drain.wait(20)
-    log.close()
+    drain = None
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "is running at" in line:
+                break
+        else:
+            pytest.fail("the Jupyter server did not start:\n" + "".join(said))
+        drain = subprocess.Popen(["cat"], stdin=process.stdout, stdout=log)
+        yield Server(f"http://127.0.0.1:{port}", root)
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
+        if drain is not None:
+            drain.wait(60)
+        log.close()
 
 
 WAIT = """
@@ -241,14 +245,13 @@ class Notebook:
             "await jupyterapp.commands.execute('apputils:change-theme', argument);", {"theme": name}
         )
 
-    def save_and_stop(self) -> None:
-        """Save the notebook, widget state included, and shut its kernel down."""
-        self._run(
-            """
-            await panel.context.save();
-            await panel.sessionContext.shutdown();
-            """
-        )
+    def save(self) -> None:
+        """Save the notebook, widget state included."""
+        self._run("await panel.context.save();")
+
+    def stop(self) -> None:
+        """Shut its kernel down."""
+        self._run("await panel.sessionContext.ready; await panel.sessionContext.shutdown();")
 
 
 @pytest.fixture(scope="session")

@@ -118,6 +118,7 @@ def test_keys_step_the_explorer_and_traits_work_both_ways(server, tab, host, sto
     assert page.evaluate("document.activeElement.classList.contains('f-grid')")
     page.keyboard.press("Escape")
     assert not page.evaluate("document.activeElement.closest('.fxl')")
+    notebook.stop()
     assert tab.outside(*local(server)) == []
 
 
@@ -135,8 +136,10 @@ def test_the_first_lecture_runs_and_its_explorers_step(server, tab, host):
     before = shown.locator(".f-row.live").count()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
+    shown.locator(".f-row.live").nth(before + 1).wait_for()
     assert shown.locator(".f-row.live").count() == before + 2
     assert shown.locator(".f-row.plus.strong").count() == 1
+    notebook.stop()
     assert tab.outside(*local(server)) == []
 
 
@@ -170,6 +173,7 @@ playground"""
     page.locator(".f-grid").focus()
     page.keyboard.press("End")
     assert "sigmoid" in page.locator(".f-sentence").inner_text()
+    notebook.stop()
     assert tab.outside(*local(server)) == []
 
 
@@ -181,7 +185,8 @@ def test_saved_notebooks_tell_their_story_trusted_or_not_with_and_without_state(
     notebook.run_all()
     page = tab.page
     page.wait_for_selector(".fxl[data-ready]")
-    notebook.save_and_stop()
+    notebook.save()
+    notebook.stop()
     saved = json.loads((server.root / name).read_text())
     assert "widgets" in saved["metadata"], "the widget's state was not saved"
     notary = sign.NotebookNotary(data_dir=str(server.root.parent / "data"))
@@ -198,7 +203,7 @@ def test_saved_notebooks_tell_their_story_trusted_or_not_with_and_without_state(
                 notary.sign(read(path, 4))
             else:
                 notary.unsign(read(path, 4))
-            Notebook(tab, server, "lab", case)
+            again = Notebook(tab, server, "lab", case)
             static = page.locator("details:visible:has(> img[src^='data:image/svg'])").first
             static.wait_for()
             static.locator("summary").first.click()
@@ -214,4 +219,5 @@ def test_saved_notebooks_tell_their_story_trusted_or_not_with_and_without_state(
                 assert page.locator(".f-row.ghost:visible").count() > 0
             else:
                 assert live.count() == 0
+            again.stop()
     assert tab.outside(*local(server)) == []
