@@ -361,19 +361,16 @@ def _engine_module(part: GraphModule, options: EngineOptions) -> LoweredModule:
     emitter.emit()
     model, spec = emitter.model()
     check_model(model)
-    inputs = [_port(value) for value in emitter.inputs]
-    by_name = {
-        info.name: value for info, value in zip(model.graph.output, emitter.outputs, strict=True)
-    }
-    outputs = [_port(by_name[info.name], info.name) for info in model.graph.output]
+    inputs, outputs = ([_port(v) for v in values] for values in (emitter.inputs, emitter.outputs))
     lowered = LoweredModule(model, inputs, outputs, spec, options)
+    del model, emitter  # two copies of the weights, while the engine makes its own
     _ = lowered.engine  # built now, so that what an engine refuses is said now
     return lowered
 
 
-def _port(value: OnnxValue, name: str | None = None) -> Port:
+def _port(value: OnnxValue) -> Port:
     shape: tuple[int | None, ...] = tuple(value.fake.shape)
     if value.other is not None:
         pairs = zip(shape, value.other.shape, strict=True)
         shape = tuple(a if a == b else None for a, b in pairs)
-    return Port(name or value.name, value.dtype, shape)
+    return Port(value.name, value.dtype, shape)

@@ -411,16 +411,15 @@ class Emitter(Interpreter):
             used.add(value.name)
             outputs.append(value)
         self.outputs = outputs
-        weights = [_tensor_proto(key, tensor) for key, tensor in ctx._initializers.items()]
-        graph = helper.make_graph(
-            ctx.nodes, name, [_info(v) for v in self.inputs], [_info(v) for v in outputs], weights
-        )
-        model = helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="fxlab",
-        )
+        model = onnx.ModelProto(ir_version=IR_VERSION, producer_name="fxlab")
+        model.opset_import.add(domain="", version=OPSET)
+        graph = model.graph  # filled in place: helper.make_model would copy the weights twice
+        graph.name = name
+        graph.node.extend(ctx.nodes)
+        graph.input.extend(_info(value) for value in self.inputs)
+        graph.output.extend(_info(value) for value in outputs)
+        for key, tensor in ctx._initializers.items():
+            _fill(graph.initializer.add(), key, tensor)
         return model, spec
 
 
@@ -432,11 +431,11 @@ def _info(value: OnnxValue) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(value.name, DTYPES[value.dtype], shape)
 
 
-def _tensor_proto(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
+def _fill(proto: onnx.TensorProto, name: str, tensor: torch.Tensor) -> None:
     tensor = tensor.detach().cpu().contiguous()
-    proto = TensorProto(name=name, data_type=DTYPES[tensor.dtype], dims=list(tensor.shape))
+    proto.name, proto.data_type = name, DTYPES[tensor.dtype]
+    proto.dims.extend(tensor.shape)
     proto.raw_data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-    return proto
 
 
 def to_onnx(
