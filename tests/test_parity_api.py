@@ -1017,3 +1017,14 @@ def test_a_function_wrapped_by_name_stays_a_leaf_when_its_module_is_traced_again
     again = fxlab.symbolic_trace(fxlab.symbolic_trace(first))
     for gm in (first, again):
         assert [n.target for n in gm.graph.nodes if n.op == "call_function"] == [stays_a_leaf]
+
+
+def test_regions_stay_when_a_module_is_traced_again() -> None:
+    def program(x):
+        with torch.no_grad():
+            y = x * 2
+        return y + x
+
+    first = fxlab.symbolic_trace(program)
+    again = fxlab.symbolic_trace(first)
+    assert str(again.graph) == str(first.graph)
