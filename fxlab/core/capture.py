@@ -45,6 +45,11 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
     tracer._reset()
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
+    inlined = [getattr(m, "_graph", None) for m in tracer.root.modules()]
+    tracer._autowrap_function_ids.update({  # what was a leaf stays one when it is traced again
+        id(n.target): n.target
+        for g in inlined if g is not None for n in g.nodes if n.meta.get("is_wrapped")
+    })  # fmt: skip
     tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
     tracer._retracing, tracer._tracing = hasattr(tracer.root, "_graph"), True
     code = getattr(inspect.unwrap(fn), "__code__", None)
