@@ -40,10 +40,24 @@ def reachable(state: dict[str, dict], shown: list[str]) -> list[str]:
     return [i for i in order if i in state]
 
 
+def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Join what was printed in one go: the kernel sends it in pieces, as time will have it."""
+    whole: list[NotebookNode] = []
+    for output in outputs:
+        last = whole[-1] if whole else None
+        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+        else:
+            whole.append(output)
+    return whole
+
+
 def stable(notebook: NotebookNode, name: str) -> NotebookNode:
     """Take out of an executed notebook what differs between two runs."""
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
     widgets = notebook.metadata.pop("widgets", {}).get(STATE)
     if widgets is not None and (kept := reachable(widgets["state"], shown_widgets(notebook))):
         widgets["state"] = {i: widgets["state"][i] for i in kept}

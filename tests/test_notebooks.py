@@ -125,6 +125,16 @@ def test_one_lecture_with_its_explorers_stays_small(path):
     assert path.stat().st_size < 1_000_000
 
 
+def test_what_is_printed_in_pieces_is_saved_as_one():
+    pieces = [
+        nbformat.v4.new_output("stream", name=name, text=text)
+        for name, text in (("stdout", "a"), ("stdout", "b\n"), ("stderr", "c"), ("stdout", "d"))
+    ]
+    cell = nbformat.v4.new_code_cell("x", outputs=pieces)
+    saved = stable(nbformat.v4.new_notebook(cells=[cell]), "x").cells[0].outputs
+    assert [output.text for output in saved] == ["ab\n", "c", "d"]
+
+
 def test_two_runs_that_differ_in_ids_and_times_are_saved_alike():
     def run(one: str, two: str, when: str) -> str:
         model = {"model_module": "m", "model_name": "n", "model_module_version": "1"}
