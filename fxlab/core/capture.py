@@ -27,6 +27,7 @@ from .tracer import PH, PHBase, Tracer, _assert_is_none
 
 _EMPTY = inspect.Parameter.empty
 _P = inspect.Parameter
+_CONTAINERS = frozenset((dict, list, set))
 
 
 def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) -> Graph:
@@ -44,12 +45,12 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         tracer.root, fn = torch.nn.Module(), root
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
     tracer._reset()
+    leaves = [  # what was a leaf stays one when it is traced again
+        n._target for m in tracer.root.modules() if isinstance(vars(m).get("_graph"), Graph)
+        for n in m._graph.nodes if n.meta.get("is_wrapped")]  # fmt: skip
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
-    inlined = [getattr(m, "_graph", None) for m in tracer.root.modules()]
-    tracer._autowrap_function_ids.update({  # what was a leaf stays one when it is traced again
-        id(n.target): n.target
-        for g in inlined if g is not None for n in g.nodes if n.meta.get("is_wrapped")
-    })  # fmt: skip
+    tracer._autowrap_function_ids.update({id(fn): fn for fn in leaves})
+    tracer._inline = inline
     tracer._own_getattr = type(tracer).getattr is not Tracer.getattr
     tracer._retracing, tracer._tracing = hasattr(tracer.root, "_graph"), True
     code = getattr(inspect.unwrap(fn), "__code__", None)
@@ -278,14 +279,15 @@ def _state_kept(tracer: Tracer) -> Iterator[None]:
     """Put back what the traced program changed on the model, and say so."""
     before = []
     for m, path in tracer._paths().items():
-        kept = [(v, v.copy()) for v in vars(m).values() if type(v) in (dict, list, set)]
-        before.append((m, path, vars(m).copy(), kept if not tracer.is_leaf_type(type(m)) else []))
+        parts = vars(m).values() if not tracer.is_leaf_type(type(m)) else ()
+        kept = [(v, v.copy()) for v in parts if type(v) in _CONTAINERS]
+        before.append((m, path, vars(m).copy(), kept))
     grad = torch.is_grad_enabled()
     try:
         yield
     finally:
         for m, path, fields, kept in before:
-            if not all(_equal(now, old) for now, old in ((vars(m), fields), *kept)):
+            if not (_equal(vars(m), fields) and all(_equal(now, old) for now, old in kept)):
                 _restore(tracer, m, path, fields, kept)
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
@@ -295,11 +297,10 @@ def _state_kept(tracer: Tracer) -> Iterator[None]:
 
 def _equal(a: Any, b: Any) -> bool:
     """Say whether two containers hold the same objects (not equal ones: `==` would be recorded)."""
-    if type(a) is set:
-        return a == b
-    values = (a.values(), b.values()) if type(a) is dict else (a, b)
-    return len(a) == len(b) and all(map(operator.is_, *values)) and (
-        type(a) is list or a.keys() == b.keys())  # fmt: skip
+    if type(a) is dict:
+        same = len(a) == len(b) and all(map(operator.is_, a.values(), b.values()))
+        return same and a.keys() == b.keys()
+    return a == b if type(a) is set else len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def _restore(tracer: Tracer, module: Any, path: str, fields: Any, kept: Any) -> None:

@@ -90,7 +90,10 @@ class _Namespace:
         """Return a free name like `candidate`; the same again for the same `obj`."""
         if obj is not None and obj in self._obj_to_name:
             return self._obj_to_name[obj]
-        if not (candidate.isidentifier() and candidate.isascii()):
+        plain = candidate.replace(".", "_")
+        if ".." not in candidate and plain.isidentifier() and plain.isascii():
+            candidate = plain
+        else:
             candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
             candidate = f"_{candidate}" if candidate[0].isdigit() else candidate
         base, _, digits = candidate.rpartition("_")
@@ -286,9 +289,12 @@ class Graph:
         node._prev, node._next = prev, following
         prev._next = following._prev = node
         self._len += 1
-        if self._numbered:
-            node._key = prev._key + 1 if prev is not self._root else 0
-            self._numbered = following is self._root
+        if self._numbered:  # a number between the neighbours', while there is one
+            first, last = prev is self._root, following is self._root
+            low = prev._key if not first else 0 if last else following._key - 2
+            high = low + 2 if last else following._key
+            node._key = (low + high) / 2
+            self._numbered = low < node._key < high
 
     def _unlink(self, node: Node) -> None:
         node._prev._next, node._next._prev = node._next, node._prev
@@ -348,7 +354,8 @@ class Graph:
         elif kind == "move":
             self._move(node, before["prev"], before["prev"]._next)
         elif kind in ("args", "reroute"):
-            for user, args, kwargs in before.get("users") or [(node, *before.values())]:
+            users = before["users"] if kind == "reroute" else [(node, *before.values())]
+            for user, args, kwargs in users:
                 user._edit_args(args, kwargs)
         elif kind in ("module", "attr"):
             before["module"]._restore_state(before["path"], before["value"])

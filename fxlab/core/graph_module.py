@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from . import errors, state
@@ -80,6 +79,7 @@ class GraphModule(nn.Module):
     `meta` is a dict for passes (reports, warnings of the trace). Attributes and methods that the
     traced model has and this Module lacks can be read through it; `original_type` is its type.
 
+    >>> import torch
     >>> graph = Graph()
     >>> _ = graph.output(graph.call_function(torch.relu, (graph.placeholder("x"),)))
     >>> gm = GraphModule(nn.Module(), graph)
@@ -233,11 +233,8 @@ class GraphModule(nn.Module):
             now = state.peek(holder, name)
             if now is not MISSING and type(now) is not type(value):
                 delattr(holder, name)
-            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-                hidden = holder._non_persistent_buffers_set
-                holder.register_buffer(name, value, name not in hidden)
-            elif value is not MISSING:
-                setattr(holder, name, value)
+            if value is not MISSING:
+                state.install(holder, name, value, name not in holder._non_persistent_buffers_set)
 
     def add_submodule(self, target: str, m: nn.Module) -> bool:
         """Add a sub-module at a dotted path, with empty Modules on the way where none are.

@@ -70,11 +70,8 @@ class Proxy:
         self.tracer._texts.add(text)
         return text
 
-    def __str__(self) -> str:
-        return self.__repr__()
-
     def __format__(self, spec: str) -> str:
-        return self.__repr__()
+        return repr(self)
 
     def __getattr__(self, k: str) -> Any:
         if k[:2] == "__" and k[-2:] == "__" and not hasattr(torch.Tensor, k):
@@ -122,13 +119,12 @@ class Proxy:
         return _refuse(self, "in")
 
     def __delattr__(self, name: str) -> None:
-        raise errors.TraceAttributeError(f"an attribute of {self} cannot be deleted while tracing",
-                                  node=self.node)  # fmt: skip
+        raise errors.TraceAttributeError(
+            f"an attribute of {self} cannot be deleted while tracing", node=self.node)  # fmt: skip
 
     @classmethod
-    def __torch_function__(
-        cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = (),
+                           kwargs: Any = None) -> Any:  # fmt: skip
         kwargs = kwargs or {}
         tracer = _one_tracer(args, kwargs, orig_method)
         how, name = _kind_of(orig_method)

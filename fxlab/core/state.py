@@ -46,7 +46,7 @@ def parent(module: nn.Module, path: str) -> tuple[Any, str]:
     return (peek(module, prefix) if prefix else module), name
 
 
-def _install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
+def install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
     """Set an attribute; a tensor that is no Parameter becomes a buffer."""
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
         to.register_buffer(name, value, persistent)
@@ -71,7 +71,7 @@ def copy_from_module(root: nn.Module, to: nn.Module, graph: Graph) -> None:
     """Share what the Graph needs; Modules that are only on the way are replaced by empty ones."""
     for path, node in _targets(graph).items():
         if path in graph._constants and not hasattr(root, path):
-            _install(to, path, graph._constants[path])
+            install(to, path, graph._constants[path])
             continue
         source, copied = root, to
         *prefix, name = path.split(".")
@@ -88,7 +88,7 @@ def copy_from_module(root: nn.Module, to: nn.Module, graph: Graph) -> None:
                 copied = made
             else:
                 hidden = getattr(source, "_non_persistent_buffers_set", ())
-                _install(copied, name, getattr(source, name), name not in hidden)
+                install(copied, name, getattr(source, name), name not in hidden)
         except AttributeError as error:
             raise _missing(node, f"the root ({type(root).__name__})") from error
 
@@ -105,7 +105,7 @@ def copy_from_dict(root: dict[str, Any], to: nn.Module, graph: Graph) -> None:
             if getattr(module, part, None) is None:
                 setattr(module, part, nn.Module())
             module = getattr(module, part)
-        _install(module, name, root[path])
+        install(module, name, root[path])
 
 
 def look_at(root: nn.Module) -> tuple[type | None, dict[str, Any]]:

@@ -82,6 +82,7 @@ class TracerBase:
     record_stack_traces = check_mutable_operations = trace_asserts = proxy_buffer_attributes = False
     traced_func_name: str = "forward"
     root: Any = None
+    _inline: Any = None
     _tracing = _retracing = _own_getattr = False
 
     def __init__(self) -> None:
@@ -455,10 +456,8 @@ class Tracer(TracerBase):
 
     def _called(self, mod: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Called instead of every module call of the tracing thread."""
-        from .capture import inline
-
         self._search_globals(getattr(type(mod).forward, "__globals__", None))
-        return self.call_module(mod, functools.partial(inline, self, mod), args, kwargs)
+        return self.call_module(mod, functools.partial(self._inline, self, mod), args, kwargs)
 
     def _search_globals(self, table: dict[str, Any] | None) -> None:
         """Patch the functions that are to be recorded in a dict of globals, once per trace."""
