@@ -189,3 +189,24 @@ def test_codes_of_weights_do_not_depend_on_the_rows_coded_at_a_time():
     codes = kernels.weight_codes(weight, scale, -127, 127)
     wanted = torch.round(weight * (1 / scale)[:, None]).clamp(-127, 127).to(torch.int8)
     assert torch.equal(codes, wanted)
+
+
+@pytest.mark.parametrize("output", [None, Codes(0.4, 99)])
+@pytest.mark.parametrize("quant_max", [255, 127])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_layer_that_quantizes_its_own_input_gives_what_two_steps_do(output, quant_max, rows):
+    weight, scale, bias = random_weight(33, 64)
+    source = Codes(0.02, quant_max // 2, quant_max)
+    x = torch.randn(rows, 64)
+    for engine in (*ENGINES, "reference"):
+        layer = Int8Linear(weight, scale, bias, source, output, engine=engine)
+        want = layer(kernels.quantize(x, source))
+        layer.reads_float = True
+        got = layer(x)
+        if output is None:
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+        else:
+            assert torch.equal(got, want)
+        assert torch.equal(layer(x.double()), got)
+    with pytest.raises(RuntimeError):
+        layer(torch.randn(rows, 63))

@@ -215,9 +215,13 @@ def linear_onednn(x: Tensor, layer: Any, packed: Any) -> Tensor:
 
 
 def linear_fbgemm(x: Tensor, layer: Any, packed: Any) -> Tensor:
-    """Return ``layer`` of codes u8[M, K]: u8[M, N]."""
+    """Return ``layer`` of codes u8[M, K], or of float f32[M, K] that it quantizes: u8[M, N]."""
     run = torch.ops.quantized.linear_relu if layer.relu else torch.ops.quantized.linear
-    x = _as_quint8(x, layer.input)
+    if x.dtype == torch.float32:
+        scale, zero_point = layer.input.scale, layer.input.zero_point
+        x = torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
+    else:
+        x = _as_quint8(x, layer.input)
     return _as_bytes(run.default(x, packed, layer.output.scale, layer.output.zero_point))
 
 

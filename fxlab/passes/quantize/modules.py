@@ -188,12 +188,15 @@ class Int8Linear(Int8Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer of ``x``, on the engine that is fastest for so many rows."""
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        flat = flat.float() if self.reads_float else flat
         engine = self.engine_for(flat.shape[0])
         if engine == "fbgemm" and self.output is None:
             out = kernels.linear_fbgemm_float(flat, self, self._packed(engine))
         else:
-            codes = kernels.quantize(flat, self.input) if self.reads_float else flat
-            out = self.run(codes.contiguous(), engine)
+            inside = engine == "fbgemm" and self.input.quant_max == 255  # it takes float as well
+            if self.reads_float and not inside:
+                flat = kernels.quantize(flat, self.input)
+            out = self.run(flat.contiguous(), engine)
         return out if x.dim() == 2 else out.reshape(*x.shape[:-1], -1)
 
     def engine_for(self, rows: int) -> str:
