@@ -140,9 +140,9 @@ class Device:
 def calibrate(name: str = "this machine", repeats: int = 7) -> Device:
     """Return this machine's CPU as a Device, measured at torch's current number of threads.
 
-    Two micro-benchmarks: a 3x3 convolution of 64 channels for arithmetic, and a product of 25 MB for
-    memory. The launch cost is that of a ReLU of one element. The fastest of ``repeats`` counts,
-    since a roof is what can be reached; a second in all.
+    Two micro-benchmarks: a 3x3 convolution of 64 channels for arithmetic, and a multiplication of
+    25 MB for memory. The launch cost is that of a ReLU of one element. The fastest of ``repeats``
+    counts, since a roof is what can be reached; a second in all.
     """
     x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)
     big, result, small = torch.randn(6 << 20), torch.empty(6 << 20), torch.randn(1)
