@@ -176,11 +176,7 @@ class Explanation(dict):
 def _as_graph_module(model: torch.nn.Module) -> GraphModule:
     if isinstance(model, GraphModule):
         return model
-    if isinstance(model, torch.fx.GraphModule):
-        from fxlab.interop import from_torch_fx
-
-        return from_torch_fx(model)
-    return symbolic_trace(model)
+    return symbolic_trace(model)  # a torch.fx.GraphModule is a module with a forward like any other
 
 
 def explain(
