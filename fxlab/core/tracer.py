@@ -177,6 +177,8 @@ class TracerBase:
             return tuple([self.create_arg(e) for e in a])
         if kind is list:
             return [self.create_arg(e) for e in a]
+        if kind is dict and all(type(key) is str for key in a):
+            return {key: self.create_arg(value) for key, value in a.items()}
         if isinstance(a, Proxy):
             return a.node
         constant = self._constant(a)
@@ -199,7 +201,8 @@ class TracerBase:
             for key in a:
                 if type(key) is not str and patches.find_proxy(key) is not None:
                     raise errors.TraceNotImplementedError(
-                        f"the traced value {key} is a key: keys must be known")  # fmt: skip
+                        f"the traced value {key} is a key", node=key.node if isinstance(key, Proxy)
+                        else None, expected="keys that are known while tracing")  # fmt: skip
             parts = {key: self.create_arg(value) for key, value in a.items()}
             if kind is dict:
                 return parts
@@ -550,7 +553,7 @@ def wrap(fn_or_name: Any) -> Any:
         table = sys._getframe(1).f_globals
         patches.wrapped_names[(id(table), fn_or_name)] = table
     else:
-        raise TraceRuntimeError(f"wrap needs a function or the name of one, got {fn_or_name!r}")
+        raise TraceRuntimeError(f"wrap got {fn_or_name!r}", expected="a function or its name")
     return fn_or_name
 
 
