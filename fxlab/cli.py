@@ -327,8 +327,10 @@ def show(args: argparse.Namespace) -> int:
     if args.check and inputs is None:
         raise CommandError('--check compares outputs: it needs --input, like "f32[1, 3, 224, 224]"')
     timeline: Any = timeline_of(_model(args), passes, inputs)
+    last = len(timeline.steps)
     for path, write in (
-        (args.html, timeline.to_html), (args.svg, timeline.to_svg), (args.json, timeline.to_json),
+        (args.html, timeline.to_html), (args.json, timeline.to_json),
+        (args.svg, lambda path: timeline.to_svg(path, last)),
     ):  # fmt: skip
         if path is not None:
             write(path)
@@ -514,6 +516,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         need = f'python -m pip install "fxlab[{extra}]"'
         print(f"fxlab {args.command} needs {error.name}: {need}", file=sys.stderr)
+    except BrokenPipeError:  # `fxlab show ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (CommandError, FxlabError, OSError) as error:
         print(f"fxlab {args.command}: {error}", file=sys.stderr)
     return 1

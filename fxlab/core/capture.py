@@ -63,7 +63,9 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         for function in (inspect.unwrap(fn), *patches.wrapped_functions.values()):
             tracer._search_globals(getattr(function, "__globals__", None))
         result, annotation = _run(tracer, fn, is_module, concrete_args, example_inputs)
-        tracer.create_node("output", "output", (tracer.create_arg(result),), {}, None, annotation)
+        value = tracer.create_arg(result)
+        output = tracer.create_node("output", "output", (value,), {}, None, annotation)
+        output.meta["source"] = ()
     _drop_empty_regions(graph)
     tracer.submodule_paths = None
     tracer._tracing = False
@@ -132,8 +134,8 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
             return root_fn, args
         plain = [p.name for p in parameters if p not in star]
         if len(plain) != len(concrete_args):
-            raise TraceRuntimeError(f"concrete_args has {len(concrete_args)} values, but "
-                                     f"{len(plain)} arguments: {', '.join(plain)}")  # fmt: skip
+            raise TraceRuntimeError(f"concrete_args has {len(concrete_args)} values",
+                                     expected=f"{len(plain)}: {', '.join(plain)}")  # fmt: skip
         concrete_args = dict(zip(plain, concrete_args, strict=True))
     notes, fixed = _annotations(inner), concrete_args or {}
     names = [p.name for p in parameters]

@@ -24,6 +24,7 @@ Frame = tuple[str, int, str]
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _FOLDERS = (_HERE, str(Path(_HERE).parent / "explorer"), str(Path(_TORCH) / "fx"))
+_MACHINERY = [str(Path(_HERE).parent / "passes" / f"{n}.py") for n in ("rewriter", "matcher")]
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
 _kinds: dict[str, int] = {}
 trace_state = threading.local()
@@ -37,7 +38,7 @@ def _kind_of(name: str) -> int:
     folder, _, file = name.rpartition(os.sep)
     if folder == _HERE and file == "capture.py":
         kind = _BORDER
-    elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_with_key>")):
+    elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_")) or name in _MACHINERY:
         kind = _INSIDE
     else:
         kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE
@@ -76,7 +77,7 @@ def call_site(limit: int = 4, skip_torch: bool = False) -> tuple[Frame, ...]:
             if len(frames) == limit or code.co_name == "<module>":
                 break
         elif kind == 4:
-            if outer is not None:
+            if outer is not None and (frames or outer):
                 frames += outer
                 break
         elif kind == 3:
@@ -169,8 +170,10 @@ class FxlabError(Exception):
         expected: str = "", hint: str | Sequence[str] = (), wrong: str = "", right: str = "",
     ) -> None:  # fmt: skip
         if where is None:
-            where = node.meta.get("source") if hasattr(node, "meta") else None
-            where = where or call_site(4, getattr(trace_state, "outer", None) is not None)
+            made = node.meta.get("source") if hasattr(node, "meta") else None
+            here = call_site(4, getattr(trace_state, "outer", None) is not None)
+            # A refused edit is a mistake of the line that edits, not of the one that was traced.
+            where = here or made if isinstance(self, RewriteError) else made or here
         frames: Any = (where,) if where and isinstance(where[0], str) else where
         self.message, self.expected, self.wrong, self.right = message, expected, wrong, right
         self.node = node if node is None or isinstance(node, str) else _describe(node)

@@ -317,7 +317,8 @@ class Graph:
                 hint="make its users read something else first", wrong="graph.erase_node(node)",
                 right="node.replace_all_uses_with(new)\ngraph.erase_node(node)")  # fmt: skip
         if to_erase._erased:
-            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase)
+            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase,
+                               hint="create the node anew")  # fmt: skip
         prev = to_erase._prev
         self._unlink(to_erase)
         to_erase._erased = True

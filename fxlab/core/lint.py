@@ -105,6 +105,8 @@ def _input(node: Node, source: Node, seen: set[Node]) -> tuple[str, str]:
     if source._erased:
         return (f"{name} reads {source._name}, which was erased",
                 "replace_all_uses_with before erase_node")  # fmt: skip
+    if source not in seen and node in source._input_nodes:
+        return f"{name} and {source._name} read each other", "let one of them read another node"
     if source not in seen:
         return (f"{name} reads {source._name}, which comes later",
                 f"move it: {name}.prepend({source._name})")  # fmt: skip

@@ -120,7 +120,8 @@ class Proxy:
 
     def __delattr__(self, name: str) -> None:
         raise errors.TraceAttributeError(
-            f"an attribute of {self} cannot be deleted while tracing", node=self.node)  # fmt: skip
+            f"an attribute of {self} cannot be deleted while tracing", node=self.node,
+            hint="set it to None, which is recorded")  # fmt: skip
 
     @classmethod
     def __torch_function__(cls, orig_method: Any, types: Any, args: Any = (),

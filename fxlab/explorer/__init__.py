@@ -87,6 +87,8 @@ def timeline_of(
         return x
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
+    if callable(passes):
+        passes = [passes]
     if isinstance(x, torch.export.ExportedProgram):
         from fxlab.interop import from_exported
 

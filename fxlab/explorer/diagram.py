@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxlab.core.graph import shape_text
+from fxlab.core.node import target_text as text_of_target
 from fxlab.explorer.drawing import GLYPHS, elide
 from fxlab.explorer.frames import LETTERS
 from fxlab.explorer.sentences import target_text
@@ -68,9 +69,7 @@ def graph_dot(graph: Any) -> Digraph:
 
 
 def _callable_name(target: Any) -> str:
-    module = getattr(target, "__module__", "") or ""
-    name = getattr(target, "__qualname__", getattr(target, "__name__", repr(target)))
-    return f"{module}.{name}" if module else str(name)
+    return text_of_target(target) if callable(target) else repr(target)
 
 
 def _digraph(nodes: list[tuple], edges: list[tuple], changed: set) -> Digraph:

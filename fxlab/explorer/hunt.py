@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from fxlab.core.errors import TimelineError
+from fxlab.core.errors import RewriteError, TimelineError
 from fxlab.explorer.timeline import Step, Timeline
 
 if TYPE_CHECKING:
@@ -115,7 +115,14 @@ def judge(timeline: RecordedTimeline, check: Check, index: int) -> tuple[bool | 
     except Exception as error:  # a check may assert, and a broken program may fail to run
         text = str(error).strip().splitlines()
         return False, f"{type(error).__name__}: {text[0] if text else ''}"[:200]
-    passed = answer is None or bool(answer)
+    try:
+        passed = answer is None or bool(answer)
+    except Exception as error:
+        raise RewriteError(
+            f"the check returned a {type(answer).__name__}, which is neither true nor false",
+            expected="True or False (or an exception) for a GraphModule",
+            right="timeline.bisect(lambda gm: torch.allclose(gm(x), wanted))",
+        ) from error
     return passed, "" if passed else "it returned False"
 
 

@@ -60,7 +60,8 @@ class Recorder:
         max_growth: float = 50,
         max_seconds: float | None = None,
     ) -> None:
-        self.inputs = None if inputs is None else tuple(inputs)
+        one = isinstance(inputs, torch.Tensor)
+        self.inputs = None if inputs is None else (inputs,) if one else tuple(inputs)
         self.max_edits, self.max_growth, self.max_seconds = max_edits, max_growth, max_seconds
         self.events: list[Event] = []
         self.watched: dict[Any, Watched] = {}

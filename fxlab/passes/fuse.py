@@ -55,9 +55,9 @@ def fuse_conv_bn(gm: GraphModule) -> GraphModule:
     """Edit ``gm`` in place: fold each batch norm into the convolution before it; return ``gm``.
 
     Folds Conv1d to Conv3d, ConvTranspose1d to 3d, and Linear (where ``shape_prop`` has shown that
-    its output is a matrix). Each pair is three edits, in this order: a new module in the place of
-    the convolution, the readers of the batch norm rerouted, the batch norm erased (its module
-    too). The original model's modules and tensors are never written to.
+    its output is a matrix). Each pair is four edits, in this order: a new module in the place of
+    the convolution, the readers of the batch norm rerouted, the batch norm erased, its module
+    deleted. The original model's modules and tensors are never written to.
 
     The report (``gm.meta["reports"]["fuse_conv_bn"]``) names each batch norm that was left alone
     and why. Call ``eval()`` on the model before: in train mode a batch norm uses the statistics of
