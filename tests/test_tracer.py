@@ -632,3 +632,94 @@ def test_star_arguments_and_keyword_only_ones_reach_the_right_parameters():
             return a + b * 10 + rest[0] * 100 + k * 1000 + more["m"] * 10000
 
     assert fxlab.symbolic_trace(M())(1, 2, 3, k=4, m=5) == 54321
+
+
+def test_a_tensor_made_while_tracing_and_written_to_is_told():
+    def f(x):
+        h = torch.zeros(2)
+        h.add_(x)
+        return h
+
+    with pytest.warns(TraceWarning, match="made while tracing"):
+        fxlab.symbolic_trace(f)
+
+
+def test_a_plain_tensor_that_forward_writes_into_is_put_back_and_told():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.n = torch.zeros(1)
+
+        def forward(self, x):
+            self.n += 1
+            return x + self.n
+
+    m = M()
+    with pytest.warns(TraceWarning, match="register_buffer"):
+        fxlab.symbolic_trace(m)
+    assert torch.equal(m.n, torch.zeros(1))
+
+
+def test_a_region_that_is_left_by_an_exception_is_closed_in_the_graph():
+    def f(x):
+        try:
+            with torch.no_grad():
+                y = x * 2
+                raise KeyError
+        except KeyError:
+            pass
+        return y + x
+
+    gm = fxlab.symbolic_trace(f)
+    gm.graph.lint()
+    x = torch.ones(2, requires_grad=True)
+    assert torch.equal(gm(x), f(x)) and gm(x).requires_grad == f(x).requires_grad
+
+
+def test_a_branch_on_the_training_flag_is_fixed_and_told():
+    class M(nn.Module):
+        def forward(self, x):
+            return x * 2 if self.training else x * 3
+
+    with pytest.warns(TraceWarning, match="branch on training was fixed to True"):
+        fxlab.symbolic_trace(M())
+
+
+def test_buffers_stay_state_when_a_graph_module_is_traced_again():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.ones(2))
+
+        def forward(self, x):
+            return x + self.b * 2
+
+    gm = fxlab.symbolic_trace(fxlab.symbolic_trace(M()))
+    gm.b.fill_(5)
+    assert torch.equal(gm(torch.zeros(2)), torch.full((2,), 10.0))
+
+
+def test_a_generator_function_is_refused():
+    def rows(x):
+        yield x
+
+    with pytest.raises(TraceError, match="generator"):
+        fxlab.symbolic_trace(rows)
+
+
+def test_a_tensor_as_a_default_survives_a_transformer():
+    default = torch.ones(3)
+
+    def f(x, t=default):
+        return x * t
+
+    gm = fxlab.Transformer(fxlab.symbolic_trace(f)).transform()
+    assert torch.equal(gm(torch.full((3,), 2.0)), torch.full((3,), 2.0))
+    assert gm.forward.__defaults__[0] is default
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_with_a_scripted_part_is_traced():
+    m = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU())
+    x = torch.ones(1, 2)
+    assert torch.equal(fxlab.symbolic_trace(m)(x), m(x))

@@ -269,7 +269,7 @@ def lower(
         >>> import fxlab, torch
         >>> lowered = lower(fxlab.symbolic_trace(torch.nn.Linear(4, 2)).eval(), [torch.ones(1, 4)])
         >>> [n.name for n in lowered.graph.nodes]
-        ['input', 'device_0', 'output']
+        ['input_1', 'device_0', 'output']
     """
     options = EngineOptions(backend, precision, threads or torch.get_num_threads(), cache_dir)
     check_backend(options)

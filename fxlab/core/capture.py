@@ -43,6 +43,11 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
                 hint="set traced_func_name of your Tracer")  # fmt: skip
     else:
         tracer.root, fn = torch.nn.Module(), root
+    inner = inspect.unwrap(fn)
+    if inspect.isgeneratorfunction(inner) or inspect.iscoroutinefunction(inner):
+        raise TraceError(f"{inner.__name__} is a generator or coroutine function",
+                         expected="a function that returns its values",
+                         right=f"symbolic_trace(lambda *a: list({inner.__name__}(*a)))")  # fmt: skip
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
     tracer._reset()
     leaves = [  # what was a leaf stays one when it is traced again
@@ -66,6 +71,7 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         value = tracer.create_arg(result)
         output = tracer.create_node("output", "output", (value,), {}, None, annotation)
         output.meta["source"] = ()
+        _warn_of_written_constants(tracer)
     _drop_empty_regions(graph)
     tracer.submodule_paths = None
     tracer._tracing = False
@@ -283,12 +289,22 @@ def _state_kept(tracer: Tracer) -> Iterator[None]:
     for m, path in tracer._paths().items():
         parts = vars(m).values() if not tracer.is_leaf_type(type(m)) else ()
         kept = [(v, v.copy()) for v in parts if type(v) in _CONTAINERS]
-        before.append((m, path, vars(m).copy(), kept))
+        held = [(k, t, t._version, t.clone()) for k, t in vars(m).items()
+                if type(t) is torch.Tensor]  # fmt: skip
+        before.append((m, path, vars(m).copy(), kept, held))
     grad = torch.is_grad_enabled()
     try:
         yield
     finally:
-        for m, path, fields, kept in before:
+        for m, path, fields, kept, held in before:
+            for name, tensor, version, value in held:
+                if tensor._version != version:
+                    with torch.no_grad():
+                        tensor.copy_(value)
+                    where = f"{path}.{name}" if path else name
+                    tracer.warn("written", f"the program writes into the tensor {where}, which is "
+                                "no buffer; it was put back, and the graph does not write: use "
+                                "register_buffer")  # fmt: skip
             if not (_equal(vars(m), fields) and all(_equal(now, old) for now, old in kept)):
                 _restore(tracer, m, path, fields, kept)
         if torch.is_grad_enabled() != grad:
@@ -320,6 +336,20 @@ def _restore(tracer: Tracer, module: Any, path: str, fields: Any, kept: Any) -> 
     place = (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
     tracer.warn("state", f"the program writes to {names} of the model; the model was put back, and "
                          "the graph does not do it", place)  # fmt: skip
+
+
+def _warn_of_written_constants(tracer: Tracer) -> None:
+    """Say where a tensor that the program made is written to: the graph has one for all calls."""
+    from .purity import effect
+
+    for node in tracer.graph.nodes:
+        for user in node.users if node._target in tracer.graph._constants else ():
+            if user._args[:1] == (node,) and "writes" in (effect(user, tracer.root) or ""):
+                place = (*user.meta.get("source", ()), None)[0]
+                tracer.warn("constant", f"{user._name} writes into a tensor that was made while "
+                            "tracing: all calls of the graph share it, and what was computed of it "
+                            "before is fixed; begin with x.new_zeros(...), torch.zeros_like(x)",
+                            place)  # fmt: skip
 
 
 def _drop_empty_regions(graph: Graph) -> None:

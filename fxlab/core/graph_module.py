@@ -274,9 +274,10 @@ class GraphModule(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__
-        for table in ("_modules", "_parameters", "_buffers"):
-            if name in fields.get(table, ()):
-                return fields[table][name]
+        if name in fields.get("_modules", ()):
+            return fields["_modules"][name]
+        if name in fields.get("_parameters", ()) or name in fields.get("_buffers", ()):
+            return super().__getattr__(name)  # a trace listens there
         static = inspect.getattr_static
         if name[0] != "_" and "_original" in fields and static(type(self), name, None) is None:
             kind, attributes = fields["_original"]

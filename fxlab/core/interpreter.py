@@ -238,7 +238,9 @@ class Transformer(Interpreter):
 
     def placeholder(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
         """Add the same input to the new Graph."""
-        return self._proxy("placeholder", target, args, kwargs)
+        proxy = self._proxy("placeholder", target, (), kwargs)
+        proxy.node._args = tuple(args)  # a default is kept as the object that it is
+        return proxy
 
     def get_attr(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
         """Add the same read to the new Graph."""

@@ -224,6 +224,13 @@ class TrainingFlag(int):
 
     path: str
 
+    def __bool__(self) -> bool:
+        tracer = current_tracer()
+        if tracer is not None and is_users(sys._getframe(1).f_code.co_filename):
+            tracer.warn("training", f"a branch on {self.path} was fixed to {int(self) == 1}: "
+                        "train() and eval() of the traced module do not change it")  # fmt: skip
+        return int(self) == 1
+
 
 def _get_training(mod: Module) -> Any:
     fields = mod.__dict__
@@ -263,9 +270,8 @@ def _region_exit(original: Callable[..., Any]) -> Callable[..., Any]:
         tracer = getattr(_local, "tracer", None)
         if tracer is not None and tracer._regions and tracer._regions[-1][0] is region:
             _, node = tracer._regions.pop()
-            if exc[:1] in ((), (None,)):
-                arg = (Proxy(node, tracer),)
-                tracer.create_proxy("call_function", _exit_region, arg, {}, f"{node._name}_exit")
+            arg = (Proxy(node, tracer),)  # also when the program leaves by an exception
+            tracer.create_proxy("call_function", _exit_region, arg, {}, f"{node._name}_exit")
         return original(region, *exc)
 
     return leave

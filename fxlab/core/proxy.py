@@ -61,7 +61,8 @@ class Proxy:
     def __class__(self) -> type:  # type: ignore[override]
         """torch.fx's Proxy, since model libraries ask `isinstance(x, torch.fx.Proxy)`."""
         frame = sys._getframe(1)
-        if errors.is_users(frame.f_code.co_filename):
+        code = frame.f_code
+        if errors.is_users(code.co_filename) or code.co_name == "is_tensor":
             self.tracer._asked_class(self, frame)
         return torch.fx.Proxy
 

@@ -7,6 +7,7 @@ as it was; what cannot be kept in a graph is said by a `TraceWarning` with its l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -270,7 +271,9 @@ class TracerBase:
         """Called when a line of the user's asks for a Proxy's class, usually by isinstance."""
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         kinds = ("Tensor", "int", "float", "bool", "Number", "complex")
-        if "isinstance" in line and any(word in line for word in kinds):
+        if frame.f_code.co_name == "is_tensor" or (
+            "isinstance" in line and any(word in line for word in kinds)
+        ):
             self.warn("isinstance", f"isinstance on {proxy} answers for the Proxy, not for the "
                                     "value, and that answer is fixed in the graph")  # fmt: skip
 
@@ -459,7 +462,8 @@ class Tracer(TracerBase):
 
     def _called(self, mod: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Called instead of every module call of the tracing thread."""
-        self._search_globals(getattr(type(mod).forward, "__globals__", None))
+        with contextlib.suppress(AttributeError):  # a scripted module's class has no forward
+            self._search_globals(getattr(type(mod).forward, "__globals__", None))
         return self.call_module(mod, functools.partial(self._inline, self, mod), args, kwargs)
 
     def _search_globals(self, table: dict[str, Any] | None) -> None:
