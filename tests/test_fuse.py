@@ -215,3 +215,20 @@ def test_a_fused_module_still_copies_and_folds_again_to_itself():
     fuse_conv_bn(twin)
     x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     assert torch.equal(twin(x), gm(x))
+
+
+def test_a_batch_norm_whose_statistics_the_graph_writes_is_kept():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            self.bn.running_mean.add_(1)
+            return self.bn(self.conv(x))
+
+    model, x = Writes().eval(), torch.randn(1, 3, 2, 2)
+    expected = copy.deepcopy(model)(x)
+    gm = fuse_conv_bn(fxlab.symbolic_trace(model))
+    torch.testing.assert_close(gm(x), expected)
+    assert "reads the state of bn" in gm.meta["reports"]["fuse_conv_bn"].kept[0]

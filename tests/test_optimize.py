@@ -237,3 +237,19 @@ def test_dropout_that_is_off_goes_and_other_dropout_stays():
     left = [n.name for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
     assert left == ["dropout_2"]
     assert "train mode" in gm.meta["reports"]["remove_dropout"].kept[0]
+
+
+def test_a_convolution_whose_weight_the_graph_writes_is_not_packed():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(8, 8, 3)
+            self.conv.weight.requires_grad_(False)
+
+        def forward(self, x):
+            self.conv.weight.mul_(2)
+            return self.conv(x)
+
+    gm = optimize_for_inference(Writes().eval(), torch.randn(1, 8, 8, 8), repeats=1)
+    kept = gm.meta["reports"]["optimize_for_inference"].kept
+    assert any("reads the weights of conv directly" in s for s in kept)

@@ -235,3 +235,42 @@ def test_parameters_are_read_inside_the_part() -> None:
     fused = CapabilityBasedPartitioner(fxlab.symbolic_trace(model), SUMS).partition_and_fuse()
     assert fused.fused_0.w is model.w
     assert torch.equal(fused(torch.ones(3)), model(torch.ones(3)))
+
+
+@pytest.mark.parametrize(
+    "fused", [("relu", "add", "sum_1", "add_1"), ("relu", "sum_1", "add_1"), ("add", "bn")]
+)
+def test_a_read_of_running_statistics_stays_behind_the_batch_norm_that_updates_them(fused):
+    class Reads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn = torch.nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            y = torch.relu(x)
+            z = self.bn(y)
+            return z, self.bn.running_mean + 0 + y.sum()
+
+    x = torch.rand(4, 3) + 5
+    gm = fxlab.symbolic_trace(Reads().train())
+    support = create_op_support(lambda modules, node: node.name in fused)
+    partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
+    result = partitioner.partition_and_fuse()
+    torch.testing.assert_close(result(x), Reads().train()(x))
+
+
+def test_a_batch_norm_stays_behind_what_writes_its_statistics():
+    class Writes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn = torch.nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            self.bn.running_mean.add_(torch.tanh(x).sum())
+            return self.bn(torch.relu(x))
+
+    x = torch.rand(4, 3)
+    gm = fxlab.symbolic_trace(Writes().eval())
+    support = create_op_support(lambda modules, node: node.name in ("relu", "bn"))
+    result = CapabilityBasedPartitioner(gm, support).partition_and_fuse()
+    torch.testing.assert_close(result(x), Writes().eval()(x))

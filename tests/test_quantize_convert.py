@@ -645,3 +645,65 @@ def test_the_report_of_convert_has_each_tensors_range(converted):
     for entry in tensors.values():
         assert entry["low"] <= 0 <= entry["high"]
         assert entry["scale"] == pytest.approx((entry["high"] - entry["low"]) / 255, rel=1e-4)
+
+
+def _write_through_view(y):
+    y.view(-1).mul_(3)
+
+
+def _write_item(y):
+    y[:, 0] = 100
+
+
+def _write_slice(y):
+    y[:, :4].mul_(5)
+
+
+@pytest.mark.parametrize("write", [_write_through_view, _write_item, _write_slice])
+def test_a_value_that_is_written_through_a_view_stays_float_for_its_readers(write):
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.a(x)
+            write(y)
+            return self.b(y)
+
+    model, x = Writes().eval(), torch.randn(8, 8)
+    quantized = quantize_static(fxlab.symbolic_trace(model), [x])
+    assert (quantized(x) - model(x)).norm() < 0.03 * model(x).norm()
+    assert any("edited in place" in s for s in quantized.meta["reports"]["convert"].kept)
+
+
+def test_a_write_into_an_input_still_reaches_the_caller():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.b(self.a(x.relu_()).relu_())
+
+    quantized = quantize_static(Writes().eval(), [torch.randn(8, 8)])
+    x = torch.full((8, 8), -1.0)
+    quantized(x)
+    assert x.min() == 0
+    assert [type(quantized.get_submodule(n)).__name__ for n in "ab"] == ["Int8Linear"] * 2
+
+
+def test_a_layer_whose_weight_is_read_elsewhere_stays_float():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return F.linear(x, self.a.weight * 2, self.a.bias) + self.a(x), self.a.weight.sum()
+
+    model, x = Tied().eval(), torch.randn(8, 8)
+    quantized = quantize_static(fxlab.symbolic_trace(model), [(x,)])
+    torch.testing.assert_close(quantized(x), model(x))
+    kept = quantized.meta["reports"]["convert"].kept
+    assert any("reads the weights of a directly" in s for s in kept)

@@ -194,7 +194,8 @@ def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tu
     nodes = list(gm.graph.nodes)
     hard: list[tuple[Node, Node]] = []
     soft: list[tuple[Node, Node]] = []
-    impure = _effects(nodes, gm)
+    state = _state_read_directly(nodes)
+    impure = _effects(nodes, gm, state)
     writes = {node: values for node, (_, values, _) in impure.items() if values}
     aliases = AliasClasses(gm) if writes else None
     memory: dict[Node, _Memory] = {}
@@ -205,14 +206,15 @@ def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tu
         chain, values, surely = impure.get(node, (None, (), True))
         if aliases is not None:
             written = {aliases.find(value) for value in values}
-            for place in {aliases.find(value): None for value in node.all_input_nodes}:
-                state = memory.setdefault(place, _Memory())
-                state.read(node, hard, soft)
+            touched = (*node.all_input_nodes, *state.get(node, ()))
+            for place in {aliases.find(value): None for value in touched}:
+                last = memory.setdefault(place, _Memory())
+                last.read(node, hard, soft)
                 if place in written:
-                    state.write(node, surely, hard, soft)
+                    last.write(node, surely, hard, soft)
                 else:
-                    state.readers.append(node)
-                    state.recent.append(node)
+                    last.readers.append(node)
+                    last.recent.append(node)
         if chain is not None:
             if chain in last_of:
                 (soft if chain == "random" else hard).append((last_of[chain], node))
@@ -220,7 +222,36 @@ def order_constraints(gm: GraphModule) -> tuple[list[tuple[Node, Node]], list[tu
     return hard, soft
 
 
-def _effects(nodes: list[Node], gm: GraphModule) -> dict[Node, tuple[str | None, list[Node], bool]]:
+def _state_read_directly(nodes: list[Node]) -> dict[Node, list[Node]]:
+    """Each call of a module -> the get_attr nodes that read its state, or a module around it."""
+    exact: dict[str, list[Node]] = {}
+    below: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.op == "get_attr":
+            exact.setdefault(str(node.target), []).append(node)
+            for path in _owners(str(node.target)):
+                below.setdefault(path, []).append(node)
+    found: dict[Node, list[Node]] = {}
+    for node in nodes if exact else ():
+        if node.op == "call_module":
+            path = str(node.target)
+            state = list(below.get(path, ()))
+            for around in (path, *_owners(path)):
+                state += exact.get(around, ())
+            if state:
+                found[node] = state
+    return found
+
+
+def _owners(path: str) -> list[str]:
+    """``"a.b.c"`` -> ``["a", "a.b"]``."""
+    atoms = path.split(".")
+    return [".".join(atoms[:i]) for i in range(1, len(atoms))]
+
+
+def _effects(
+    nodes: list[Node], gm: GraphModule, state: dict[Node, list[Node]]
+) -> dict[Node, tuple[str | None, list[Node], bool]]:
     """Each impure node -> (the order it must keep, values it writes, whether it surely writes).
 
     The order is ``"world"`` (effects outside the graph), ``"random"`` or None. Code that is not
@@ -237,5 +268,6 @@ def _effects(nodes: list[Node], gm: GraphModule) -> dict[Node, tuple[str | None,
             found[node] = ("random", [], True)
         else:
             unknown = "not known to be pure" in reason
-            found[node] = ("world", list(node.all_input_nodes) if unknown else [], not unknown)
+            inputs = node.all_input_nodes if unknown else ()
+            found[node] = ("world", [*inputs, *state.get(node, ())], not unknown)
     return found

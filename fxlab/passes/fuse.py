@@ -91,7 +91,7 @@ def fuse_conv_bn(gm: GraphModule) -> GraphModule:
         bn.replace_all_uses_with(conv)
         gm.graph.erase_node(bn)
         calls[bn_path].remove(bn)
-        if not calls[bn_path] and not is_read(bn_path, reads):
+        if not calls[bn_path]:
             gm.delete_submodule(bn_path)
         changed.append(f"folded {bn.name} into {conv.name}")
     if not changed and not kept:
@@ -134,6 +134,8 @@ def _why_not(
         return f"{conv.target} is part of {owner}, which is also called as a whole"
     if is_read(conv.target, reads):
         return f"the graph also reads the weights of {conv.target} directly"
+    if is_read(bn.target, reads):
+        return f"the graph also reads the state of {bn.target} directly, and may write to it"
     if any(_hooks(module) for module in (layer, norm)):
         return f"{conv.target} or {bn.target} has hooks, which see values that would be gone"
     if region.get(conv) != region.get(bn):

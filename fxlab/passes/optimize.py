@@ -24,7 +24,7 @@ from fxlab.core.node import Node
 from fxlab.core.purity import effect
 from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.alias import Memory
-from fxlab.passes.base import as_pass, copy_sharing_tensors, report
+from fxlab.passes.base import as_pass, copy_sharing_tensors, is_read, report
 from fxlab.passes.fuse import fuse_conv_bn
 from fxlab.passes.shape_prop import shape_prop
 
@@ -245,13 +245,14 @@ def _groups(gm: GraphModule, kept: list[str]) -> list[_Group]:
     for i, node in enumerate(gm.graph.nodes):
         count += bool(effect(node, gm)) and node.op not in ("placeholder", "output")
         position[node], effects[node] = i, count
+    reads = {n.target for n in gm.graph.nodes if n.op == "get_attr"}
     taken: set[Node] = set()
     groups = []
     for conv in gm.graph.nodes:
         module = gm.get_submodule(conv.target) if conv.op == "call_module" else None
         if not isinstance(module, nn.Conv2d):
             continue
-        reason = _cannot_pack(conv, gm)
+        reason = _cannot_pack(conv, gm, reads)
         if reason:
             kept.append(f"{conv.name} kept: {reason}")
             continue
@@ -274,7 +275,7 @@ def _groups(gm: GraphModule, kept: list[str]) -> list[_Group]:
     return groups
 
 
-def _cannot_pack(conv: Node, gm: GraphModule) -> str | None:
+def _cannot_pack(conv: Node, gm: GraphModule, reads: set[str]) -> str | None:
     module: Any = gm.get_submodule(conv.target)
     if type(module) is not nn.Conv2d:
         return f"{type(module).__name__} may compute something else than Conv2d"
@@ -284,6 +285,8 @@ def _cannot_pack(conv: Node, gm: GraphModule) -> str | None:
         return "the packed kernel pads with zeros, by a number"
     if module._forward_hooks or module._forward_pre_hooks:
         return "it has hooks"
+    if is_read(conv.target, reads):
+        return f"the graph also reads the weights of {conv.target} directly"
     meta = conv.args[0].meta.get("tensor_meta") if conv.args else None
     if meta is None or len(meta.shape) != 4 or conv.kwargs:
         return "its input is not a batch of images"

@@ -19,6 +19,9 @@ from torch import nn
 
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
+from fxlab.passes.alias import makes_new_value
+from fxlab.passes.base import is_read
+from fxlab.passes.effects import AliasClasses, mutated_inputs
 from fxlab.passes.quantize.qconfig import QConfig, QConfigMapping
 
 __all__ = ["Group", "Plan", "make_plan", "data_input", "reads_shape_only"]
@@ -135,7 +138,8 @@ def make_plan(gm: GraphModule, mapping: QConfigMapping) -> Plan:
     kinds: dict[Node, str] = {}
     why: dict[Node, str] = {}
     configs: dict[Node, Any] = {}
-    shared = _edited_and_shared(gm, modules)
+    shared, writers = _edited_in_place(gm, modules)
+    reads = {n.target for n in gm.graph.nodes if n.op == "get_attr"}
     feeding = _feed_layers(gm, modules)
     for node in gm.graph.nodes:
         if node.op not in ("call_module", "call_function", "call_method"):
@@ -149,6 +153,10 @@ def make_plan(gm: GraphModule, mapping: QConfigMapping) -> Plan:
             kind, reason = None, "its qconfig is None"
         if kind is not None and any(v in shared for v in node.all_input_nodes):
             kind, reason = None, f"it reads {shared_name(node, shared)}, which is edited in place"
+        if kind is not None and node in writers:
+            kind, reason = None, "it writes into an input of the program"
+        if kind in ("linear", "conv", "embedding") and is_read(path, reads):
+            kind, reason = None, f"the graph also reads the weights of {path} directly"
         if kind == "table" and not _as_table(configs[node].tables, node in feeding):
             kind, reason = None, f"tables={configs[node].tables!r} computes it in float"
         if kind not in (None, "linear", "conv", "embedding"):
@@ -181,26 +189,37 @@ def reads_shape_only(node: Node) -> bool:
     )
 
 
-def edits_in_place(node: Node, modules: dict[str, Any]) -> bool:
-    """Return whether running ``node`` changes the tensor it reads."""
-    if node.op == "call_module":
-        return bool(getattr(modules[path_of(node)], "inplace", False))
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.kwargs.get("inplace"):
-        return True
-    private = name.startswith("_")
-    return (name.endswith("_") and not private) or name in ("iadd", "imul", "isub", "itruediv")
+def _edited_in_place(gm: GraphModule, modules: dict[str, Any]) -> tuple[set[Node], set[Node]]:
+    """Return the values that must stay float tensors, and the nodes that write into an input.
 
-
-def _edited_and_shared(gm: GraphModule, modules: dict[str, Any]) -> set[Node]:
-    """Return the values that one node edits in place while another reads them too."""
-    values = set()
+    Codes are a copy, so what is written into a value later, perhaps through a view, would be lost
+    on whoever reads the codes. ``relu_(conv(x))`` is harmless: nobody else holds that memory, so
+    all later readers read the result of the write.
+    """
+    aliases = AliasClasses(gm)
+    alone: dict[Node, bool] = {}  # nobody but this node's readers reaches the memory of its value
+    given: dict[Node, bool] = {}  # the memory may be the caller's
+    classes, writers = set(), set()
     for node in gm.graph.nodes:
-        if node.op in ("call_module", "call_function", "call_method"):
-            value = data_input(node)
-            if value is not None and len(value.users) > 1 and edits_in_place(node, modules):
-                values.add(value)
-    return values
+        if node.op == "output":
+            continue
+        written = mutated_inputs(node, gm)
+        for value in written:
+            if not alone[value] or len(value.users) > 1:
+                classes.add(aliases.find(value))
+            if given[value]:
+                writers.add(node)
+        fresh = not written and (makes_new_value(node, gm) or _is_layer_or_pool(node, modules))
+        sources = [] if fresh else written or node.all_input_nodes
+        alone[node] = node.op != "get_attr" and all(alone[v] and len(v.users) == 1 for v in sources)
+        given[node] = node.op == "placeholder" or any(given[v] for v in sources)
+    return {node for node in alone if aliases.find(node) in classes}, writers
+
+
+def _is_layer_or_pool(node: Node, modules: dict[str, Any]) -> bool:
+    return node.op == "call_module" and isinstance(
+        modules[path_of(node)], (nn.Linear, *CONVS, nn.Embedding, nn.MaxPool2d)
+    )
 
 
 def _feed_layers(gm: GraphModule, modules: dict[str, Any]) -> set[Node]:
