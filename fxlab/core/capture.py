@@ -45,13 +45,13 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         tracer.root, fn = torch.nn.Module(), root
     inner = inspect.unwrap(fn)
     if inspect.isgeneratorfunction(inner) or inspect.iscoroutinefunction(inner):
-        raise TraceError(f"{inner.__name__} is a generator or coroutine function",
+        raise TraceError(f"{inner.__name__} is a generator or coroutine",
                          expected="a function that returns its values",
-                         right=f"symbolic_trace(lambda *a: list({inner.__name__}(*a)))")  # fmt: skip
+                         right=f"symbolic_trace(lambda x: list({inner.__name__}(x)))")  # fmt: skip
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
     tracer._reset()
     leaves = [  # what was a leaf stays one when it is traced again
-        n._target for m in tracer.root.modules() if isinstance(vars(m).get("_graph"), Graph)
+        n._target for m in tracer._paths() if isinstance(vars(m).get("_graph"), Graph)
         for n in m._graph.nodes if n.meta.get("is_wrapped")]  # fmt: skip
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
     tracer._autowrap_function_ids.update({id(fn): fn for fn in leaves})
@@ -85,9 +85,16 @@ def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -
     trace_state.outer = call_site(4, True)
     tracer._retracing = hasattr(module, "_graph")
     try:
-        return patches._call(module, *args, **kwargs)
+        plain = not (module._forward_hooks or module._forward_pre_hooks or _global_hooks())
+        run = module.forward if plain else functools.partial(patches._call, module)
+        return run(*args, **kwargs)  # without hooks directly: fewer frames to look through
     finally:
         trace_state.outer, tracer._retracing = outer, retracing
+
+
+def _global_hooks() -> bool:
+    hooks = torch.nn.modules.module
+    return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
 
 
 def _refuse_wrappers(root: Any) -> None:
@@ -287,11 +294,13 @@ def _state_kept(tracer: Tracer) -> Iterator[None]:
     """Put back what the traced program changed on the model, and say so."""
     before = []
     for m, path in tracer._paths().items():
-        parts = vars(m).values() if not tracer.is_leaf_type(type(m)) else ()
-        kept = [(v, v.copy()) for v in parts if type(v) in _CONTAINERS]
-        held = [(k, t, t._version, t.clone()) for k, t in vars(m).items()
-                if type(t) is torch.Tensor]  # fmt: skip
-        before.append((m, path, vars(m).copy(), kept, held))
+        parts = vars(m)
+        if tracer.is_leaf_type(type(m)):
+            before.append((m, path, parts.copy(), (), ()))
+            continue
+        kept = [(v, v.copy()) for v in parts.values() if type(v) in _CONTAINERS]
+        held = [(k, t, t._version, t.clone()) for k, t in parts.items() if type(t) is torch.Tensor]
+        before.append((m, path, parts.copy(), kept, held))
     grad = torch.is_grad_enabled()
     try:
         yield
@@ -317,7 +326,7 @@ def _equal(a: Any, b: Any) -> bool:
     """Say whether two containers hold the same objects (not equal ones: `==` would be recorded)."""
     if type(a) is dict:
         same = len(a) == len(b) and all(map(operator.is_, a.values(), b.values()))
-        return same and a.keys() == b.keys()
+        return same and list(a) == list(b)
     return a == b if type(a) is set else len(a) == len(b) and all(map(operator.is_, a, b))
 
 

@@ -51,7 +51,7 @@ def is_users(file: str) -> bool:
     return (_kinds[file] if file in _kinds else _kind_of(file)) == _OUTSIDE
 
 
-def call_site(limit: int = 4, skip_torch: bool = False) -> tuple[Frame, ...]:
+def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[Frame, ...]:
     """Return the frames of the user's code that led here, innermost first.
 
     Args:
@@ -59,20 +59,21 @@ def call_site(limit: int = 4, skip_torch: bool = False) -> tuple[Frame, ...]:
         skip_torch: leave out all of torch, not only torch.fx's own graph files. Generated code is
             replaced by the source of the node whose line is running. Inside a trace, looking stops
             at the tracer's own entry (`capture.py`); the frames of the module's call follow.
+        skip: how many of the innermost frames are known to be no user's.
     """
-    frame = sys._getframe(1)
+    frame = sys._getframe(skip)
     outer = getattr(trace_state, "outer", None)
-    if outer is not None and frame.f_code.co_filename[-10:] == "capture.py":
+    kinds = _kinds
+    if outer is not None and kinds.get(frame.f_code.co_filename) == _BORDER:
         frame = frame.f_back
     frames: list[Frame] = []
-    kinds = _kinds
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        kind = kinds.get(file)
-        if kind is None:
-            kind = _kind_of(file)
-        if kind == 0 or (kind == 2 and not skip_torch):
+        kind = kinds[file] if file in kinds else _kind_of(file)
+        if kind == 1 or (kind == 2 and skip_torch):
+            pass  # most frames
+        elif kind == 0 or kind == 2:
             frames.append((file, frame.f_lineno, code.co_name))
             if len(frames) == limit or code.co_name == "<module>":
                 break

@@ -9,6 +9,7 @@ that only run a model get the original behaviour.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import operator
 import sys
@@ -206,7 +207,12 @@ def _patched_call(mod: Module, *args: Any, **kwargs: Any) -> Any:
     tracer = getattr(_local, "tracer", None)
     if tracer is None:
         return _call(mod, *args, **kwargs)
-    return tracer._called(mod, args, kwargs)
+    kind = type(mod)
+    if id(kind) not in tracer._searched:
+        tracer._searched.add(id(kind))
+        with contextlib.suppress(AttributeError):  # a scripted module's class has no forward
+            tracer._search_globals(getattr(kind.forward, "__globals__", None))
+    return tracer.call_module(mod, functools.partial(tracer._inline, tracer, mod), args, kwargs)
 
 
 def _patched_getattr(mod: Module, name: str) -> Any:

@@ -7,10 +7,8 @@ as it was; what cannot be kept in a graph is said by a `TraceWarning` with its l
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
-import functools
 import inspect
 import linecache
 import math
@@ -115,7 +113,7 @@ class TracerBase:
             self._check_mutable(node)
         if self._tracing:
             meta = node.meta
-            meta["source"] = call_site(4, True)
+            meta["source"] = call_site(4, True, 2)
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
             if self._retracing:
@@ -327,7 +325,6 @@ class Tracer(TracerBase):
         return self.is_leaf_type(type(m))
 
     @staticmethod
-    @functools.cache
     def is_leaf_type(kind: type) -> bool:
         """Say whether a class is one of torch.nn's that a trace does not look into by default."""
         of_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn"))
@@ -459,12 +456,6 @@ class Tracer(TracerBase):
         from .capture import arguments
 
         return arguments(self, root_fn, is_module, concrete_args)
-
-    def _called(self, mod: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Called instead of every module call of the tracing thread."""
-        with contextlib.suppress(AttributeError):  # a scripted module's class has no forward
-            self._search_globals(getattr(type(mod).forward, "__globals__", None))
-        return self.call_module(mod, functools.partial(self._inline, self, mod), args, kwargs)
 
     def _search_globals(self, table: dict[str, Any] | None) -> None:
         """Patch the functions that are to be recorded in a dict of globals, once per trace."""
