@@ -27,8 +27,9 @@ from fxlab.passes import (
     fuse_conv_bn,
     report,
 )
-from fxlab.passes.base import copy_sharing_tensors
+from fxlab.passes.base import copy_sharing_tensors, undisturbed
 from fxlab.passes.manager import this_before_that_pass_constraint
+from fxlab.passes.quantize import sensitivity
 
 torch.set_num_threads(1)
 X = torch.randn(2, 4, 8, 8)
@@ -217,3 +218,65 @@ assert isinstance(fxlab.passes.cost(gm, torch.ones(1, 2)), Cost)
 assert fxlab.passes.shape_prop.ShapeProp
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Counts(nn.Module):
+    """Writes into its input, and in place into a buffer, through .data, and through a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("n", torch.zeros(1))
+        self.register_buffer("m", torch.zeros(1))
+
+    def forward(self, x):
+        x.add_(1)
+        self.n.add_(1)
+        self.m.data.add_(1)
+        return self.norm(self.layer(x)) * self.n
+
+
+LOOKS = {
+    "shape_prop": lambda gm, x: fxlab.passes.shape_prop(gm, x),
+    "cost": lambda gm, x: fxlab.passes.cost(gm, x),
+    "profile": lambda gm, x: fxlab.passes.profile(gm, x, repeats=2, warmup=0),
+    "amp": lambda gm, x: fxlab.passes.amp(gm, inputs=x),
+    "quantize_static": lambda gm, x: fxlab.passes.quantize_static(gm, [x]),
+    "sensitivity": lambda gm, x: sensitivity(gm, [x]),
+    "optimize_for_inference": lambda gm, x: fxlab.passes.optimize_for_inference(gm, x, repeats=1),
+    "pipeline_stages": lambda gm, x: fxlab.passes.pipeline_stages(gm, [x], 2),
+    "PassManager": lambda gm, x: fxlab.passes.PassManager([dce], inputs=(x,))(gm),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("training", [False, True])
+def test_who_runs_a_program_to_look_at_it_leaves_its_state_and_the_inputs(look, training):
+    model = Counts().train(training)
+    if training and look in ("quantize_static", "sensitivity"):
+        return  # they ask for eval mode
+    if look == "PassManager":  # its run in float64 makes no copy of what is float64 already
+        model.double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.zeros(4, 8, dtype=model.layer.weight.dtype)
+    LOOKS[look](fxlab.symbolic_trace(model), x)
+    assert not x.any()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_program_without_effects_is_looked_at_on_the_inputs_themselves():
+    x = torch.ones(2)
+    with undisturbed(fxlab.symbolic_trace(nn.Linear(2, 2)), (x,)) as (given,):
+        assert given is x
+
+
+def test_state_is_put_back_after_an_error_too():
+    model, x = Counts().eval(), torch.ones(2, 8, requires_grad=True)
+    gm = fxlab.symbolic_trace(model)
+    with pytest.raises(ZeroDivisionError), undisturbed(gm, (x,)) as (given,), torch.no_grad():
+        assert given.requires_grad
+        gm(given)
+        assert model.n == 1
+        raise ZeroDivisionError
+    assert model.n == 0 and model.m == 0 and x.max() == 1

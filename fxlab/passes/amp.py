@@ -30,6 +30,7 @@ from fxlab.passes.base import (
     module_calls,
     regions,
     report,
+    undisturbed,
 )
 from fxlab.passes.shape_prop import shape_prop
 
@@ -101,8 +102,8 @@ def amp(gm: GraphModule, dtype: torch.dtype = torch.bfloat16, inputs: Any = None
     if reference is not None:
         from fxlab.passes.manager import compare, run_wide
 
-        with torch.no_grad():
-            difference = compare(run_wide(reference, examples)[0], gm(*examples), str(dtype))
+        with torch.no_grad(), undisturbed(gm, examples) as given:
+            difference = compare(run_wide(reference, examples)[0], gm(*given), str(dtype))
         facts |= {"max_rel": difference.max_rel, "sqnr_db": difference.sqnr_db}
     report(gm, "amp", rewrite.changed, rewrite.kept, **facts)
     return gm

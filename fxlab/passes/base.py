@@ -8,18 +8,21 @@ pass makes, the report of what it changed *and what it left alone and why*, and 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fxlab.core.graph import _enter_region, _exit_region, made_by
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.node import Node
+from fxlab.core.node import Node, lookup
+from fxlab.core.purity import effect
 
 # What opens or closes a region: the core's own pairs, and what foreign graphs carry.
 REGION_BORDERS = frozenset(
@@ -46,6 +49,7 @@ __all__ = [
     "pass_name",
     "regions",
     "report",
+    "undisturbed",
 ]
 
 
@@ -199,6 +203,87 @@ def _converted(tensor: torch.Tensor, convert: Callable) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(new, requires_grad=tensor.requires_grad)
     return new
+
+
+@contextlib.contextmanager
+def undisturbed(gm: GraphModule, inputs: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Give inputs on which ``gm`` may run to be looked at; afterwards its state is as before.
+
+    A program without effects is given ``inputs`` themselves. One that writes in place gets clones,
+    and the parameters, buffers and plain tensors that it may write to are put back at the end.
+    What a module of the user's changes beyond tensors (a counter) is not undone.
+
+    Args:
+        gm: The program.
+        inputs: Its arguments; tensors in tuples, lists and dicts are cloned too.
+
+    Example:
+        >>> import fxlab
+        >>> x = torch.zeros(2)
+        >>> gm = fxlab.symbolic_trace(lambda x: x.add_(1))
+        >>> with undisturbed(gm, (x,)) as given:
+        ...     gm(*given)
+        tensor([1., 1.])
+        >>> x
+        tensor([0., 0.])
+    """
+    calls = [n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    impure = [n for n in calls if effect(n, gm, impure_random=False)]
+    if not impure:
+        yield tuple(inputs)
+        return
+    clones: dict[int, torch.Tensor] = {}
+
+    def clone(value: torch.Tensor) -> torch.Tensor:
+        if id(value) not in clones:  # one tensor given twice stays one
+            new = value.detach().clone()
+            clones[id(value)] = new.requires_grad_(value.requires_grad)
+        return clones[id(value)]
+
+    given = pytree.tree_map_only(torch.Tensor, clone, tuple(inputs))
+    state = _tensors_within_reach(gm, impure)
+    saved = {id(t): (t, t.detach().clone()) for _, _, t in state}
+    try:
+        yield given
+    finally:
+        for holder, name, tensor in state:
+            holder[name] = tensor
+        for tensor, before in saved.values():
+            # A version counter misses what is written through .data, so values are compared.
+            if not tensor.is_meta and not torch.equal(tensor, before):
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(before)
+
+
+def _tensors_within_reach(
+    gm: GraphModule, impure: Iterable[Node]
+) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Return the tensors that get_attr nodes read or impure modules own, and where each is."""
+    modules: list[nn.Module] = []
+    read: dict[nn.Module, set[str]] = {}
+    for node in (*impure, *gm.graph.find_nodes(op="get_attr")):
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        owner, _, name = node.target.rpartition(".")
+        try:
+            holder = lookup(gm, owner) if owner else gm
+            found = getattr(holder, name)
+        except AttributeError:
+            continue  # running it will say so, and where
+        if isinstance(found, nn.Module):
+            modules.append(found)
+        elif isinstance(holder, nn.Module):
+            read.setdefault(holder, set()).add(name)
+    # None: all tensors of that module.
+    names: dict[nn.Module, set[str] | None] = dict(read)
+    names.update((part, None) for module in modules for part in module.modules())
+    return [
+        (holder, name, value)
+        for module, wanted in names.items()
+        for holder in (module._parameters, module._buffers, vars(module))
+        for name, value in holder.items()
+        if isinstance(value, torch.Tensor) and (wanted is None or name in wanted)
+    ]
 
 
 def module_calls(gm: GraphModule) -> dict[str, list[Node]]:

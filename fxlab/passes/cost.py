@@ -23,7 +23,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
-from fxlab.passes.base import kind, report
+from fxlab.passes.base import kind, report, undisturbed
 from fxlab.passes.shape_prop import ShapeError, shape_text
 
 __all__ = ["Cost", "NodeCost", "cost"]
@@ -197,6 +197,10 @@ class _CostWalk(Interpreter):
         self.cost = Cost()
 
     def measure(self, inputs: tuple[Any, ...]) -> None:
+        with undisturbed(self.module, inputs) as given:
+            self._measure(given)
+
+    def _measure(self, inputs: tuple[Any, ...]) -> None:
         fake = self.fake_mode
         if fake is not None:
             inputs = pytree.tree_map_only(torch.Tensor, fake.from_tensor, inputs)

@@ -24,7 +24,7 @@ from fxlab.core.errors import FxlabError
 from fxlab.core.graph import made_by
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.tracer import symbolic_trace
-from fxlab.passes.base import PassResult, Report, copy_sharing_tensors, pass_name
+from fxlab.passes.base import PassResult, Report, copy_sharing_tensors, pass_name, undisturbed
 
 __all__ = [
     "Difference",
@@ -358,7 +358,9 @@ def run_wide(gm: GraphModule, inputs: Sequence[Any]) -> tuple[Any, str]:
         arguments = pytree.tree_map(convert, tuple(inputs))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            return program(*arguments)
+            with undisturbed(program, arguments) as given:
+                # The state that it may return is put back, so the values are kept now.
+                return pytree.tree_map_only(torch.Tensor, torch.clone, program(*given))
 
     try:
         return run(copy_sharing_tensors(gm, torch.Tensor.double), _double), "float64"

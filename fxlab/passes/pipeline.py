@@ -33,6 +33,7 @@ from fxlab.core.errors import FxlabError, RewriteError
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
+from fxlab.passes.base import undisturbed
 from fxlab.passes.order import Regions, RegionWriter
 from fxlab.passes.schedule import balanced_stages
 
@@ -139,7 +140,8 @@ def pipeline_stages(gm: GraphModule, inputs: Sequence[Any], count: int) -> list[
         stage.train(gm.training)
         stage.graph.lint()
         stages.append(stage)
-    _check_borders(stages, inputs)
+    with undisturbed(gm, inputs) as given:
+        _check_borders(stages, given)
     return stages
 
 

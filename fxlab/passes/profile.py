@@ -18,7 +18,7 @@ import torch
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
-from fxlab.passes.base import kind, report
+from fxlab.passes.base import kind, report, undisturbed
 
 __all__ = ["NodeTime", "Profile", "profile"]
 
@@ -134,10 +134,12 @@ def profile(
             if i == warmup:
                 walk.samples.clear()
                 calls.clear()
-            walk.run(*inputs)
-            start = clock()
-            gm(*inputs)
-            calls.append(clock() - start)
+            with undisturbed(gm, inputs) as given:
+                walk.run(*given)
+            with undisturbed(gm, inputs) as given:
+                start = clock()
+                gm(*given)
+                calls.append(clock() - start)
     rows = []
     for node in gm.graph.nodes:
         samples = walk.samples.get(node, [0.0])

@@ -17,7 +17,7 @@ from fxlab.core.errors import FxlabError
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node, map_aggregate
-from fxlab.passes.base import report
+from fxlab.passes.base import report, undisturbed
 
 __all__ = ["ShapeError", "ShapeProp", "TensorMetadata", "shape_prop", "shape_text"]
 
@@ -193,7 +193,8 @@ def shape_prop(
     """Write shape metadata on the nodes of ``gm`` (in place, meta only); return ``gm``.
 
     Args:
-        gm: The module to analyse. It runs once, without gradients.
+        gm: The module to analyse. It runs once, without gradients; inputs and state that it writes
+            to are as before afterwards.
         *inputs: One example input for each placeholder without a default.
         dynamic: Sizes to keep symbolic: for each placeholder's name, dimension -> symbol.
             The same symbol in two places means the same size.
@@ -211,11 +212,12 @@ def shape_prop(
     if dynamic:
         from fxlab.passes.symbolic import propagate_symbolic
 
-        guards = propagate_symbolic(gm, inputs, dynamic)
+        with undisturbed(gm, inputs) as given:
+            guards = propagate_symbolic(gm, given, dynamic)
     else:
         guards = []
-        with torch.no_grad():
-            ShapeProp(gm).propagate(*inputs)
+        with torch.no_grad(), undisturbed(gm, inputs) as given:
+            ShapeProp(gm).propagate(*given)
     known = [n for n in gm.graph.nodes if "tensor_meta" in n.meta]
     unknown = [n for n in gm.graph.nodes if "tensor_meta" not in n.meta]
     report(

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fxlab.core.errors import FxlabError
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
-from fxlab.passes.base import as_pass, copy_sharing_tensors, report
+from fxlab.core.tracer import symbolic_trace
+from fxlab.passes.base import as_pass, copy_sharing_tensors, report, undisturbed
 from fxlab.passes.quantize import kernels
 from fxlab.passes.quantize.kernels import Codes
 from fxlab.passes.quantize.modules import (
@@ -145,10 +146,14 @@ def quantize_static(
         >>> quantized(torch.ones(3, 4)).shape
         torch.Size([3, 2])
     """
-    prepared = prepare(gm, qconfig)
+    to_trace = isinstance(gm, nn.Module) and not isinstance(gm, GraphModule)
+    traced: Any = symbolic_trace(gm) if to_trace else gm
+    prepared = prepare(traced, qconfig)
     with torch.no_grad():
         for batch in batches:
-            prepared(*batch) if isinstance(batch, (tuple, list)) else prepared(batch)
+            inputs = batch if isinstance(batch, (tuple, list)) else (batch,)
+            with undisturbed(traced, inputs) as given:  # the observers' state is to change
+                prepared(*given)
     return convert(prepared, **options)
 
 

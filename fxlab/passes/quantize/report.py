@@ -23,7 +23,8 @@ from fxlab.core.errors import FxlabError
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
-from fxlab.passes.base import kind
+from fxlab.core.tracer import symbolic_trace
+from fxlab.passes.base import kind, undisturbed
 from fxlab.passes.quantize import kernels
 from fxlab.passes.quantize.convert import quantize_static
 from fxlab.passes.quantize.kernels import Codes
@@ -139,11 +140,13 @@ def compare(prepared: GraphModule, quantized: GraphModule, *inputs: Any) -> Comp
     prepared.eval()
     with torch.no_grad():
         float_run, int8_run = _Keep(prepared, wanted), _Keep(quantized, kept)
-        float_out = float_run.run(*inputs)
+        with undisturbed(prepared, inputs) as given:
+            float_out = float_run.run(*given)
         for module, saved in zip(observers, state, strict=True):
             module.load_state_dict(saved)
         prepared.train(was_training)
-        int8_out = int8_run.run(*inputs)
+        with undisturbed(quantized, inputs) as given:
+            int8_out = int8_run.run(*given)
     result = Comparison(sqnr_db=sqnr(_flat(float_out), _flat(int8_out)))
     for node in quantized.graph.nodes:
         if node in inputs_of and inputs_of[node]["value"] in float_run.values:
@@ -214,6 +217,8 @@ def sensitivity(
         Pairs (module path, decibel).
     """
     qconfig, batches = qconfig or default_qconfig(), list(batches)
+    if not isinstance(gm, GraphModule):
+        gm = symbolic_trace(gm)
     if not batches:
         raise FxlabError("no batch to calibrate on", expected="at least one")
     plan = make_plan(prepare(gm, qconfig), QConfigMapping().set_global(qconfig))
@@ -221,11 +226,13 @@ def sensitivity(
     first = batches[0] if isinstance(batches[0], (tuple, list)) else (batches[0],)
     found = []
     with torch.no_grad():
-        reference = _flat(gm(*first))
+        with undisturbed(gm, first) as given:
+            reference = _flat(gm(*given))
         for path in paths if only is None else only:
             if path not in paths:
                 raise FxlabError(f"no layer {path!r} to quantize", expected=", ".join(paths))
             alone = QConfigMapping().set_module_name(path, qconfig)
             quantized = quantize_static(gm, batches, alone)
-            found.append((path, sqnr(reference, _flat(quantized(*first)))))
+            with undisturbed(quantized, first) as given:
+                found.append((path, sqnr(reference, _flat(quantized(*given)))))
     return sorted(found, key=lambda pair: pair[1])
