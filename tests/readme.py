@@ -22,9 +22,12 @@ def example(text: str) -> tuple[str, str]:
     """Return README's first Python block and what it prints."""
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
     out = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        with contextlib.redirect_stdout(out):
-            exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+    ):
+        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     return code, out.getvalue()
 
 

@@ -21,8 +21,10 @@ def test_every_error_pickles_with_its_fields(kind):
 
 
 def test_the_text_has_every_part_in_order():
-    error = fxlab.RewriteError("what happened", node="%relu", where=(__file__, 3, "f"),
-                               expected="this", hint=["one", "two"], wrong="a", right="b")  # fmt: skip
+    error = fxlab.RewriteError(
+        "what happened", node="%relu", where=(__file__, 3, "f"), expected="this",
+        hint=["one", "two"], wrong="a", right="b",
+    )  # fmt: skip
     parts = ["what happened", "at node: %relu", f"at {__file__}:3, in f", "expected: this",
              "try 1: one", "try 2: two", "wrong:", "right:"]  # fmt: skip
     places = [str(error).index(part) for part in parts]

@@ -85,7 +85,8 @@ RULES = {
     late_placeholder: "placeholder", use_before_definition: "later", reads_itself: "reads itself",
     foreign_input: "another graph", erased_input: "erased", two_outputs: "behind the output",
     same_name: "two nodes are called", wrong_users: "does not know", extra_user: "does not read",
-    stale_inputs: "not those|does not read", bad_opcode: "no opcode", open_region: "never left|inside the region",
+    stale_inputs: "not those|does not read", bad_opcode: "no opcode",
+    open_region: "never left|inside the region",
     crossed_regions: "innermost",
 }  # fmt: skip
 

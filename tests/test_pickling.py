@@ -34,7 +34,8 @@ def test_targets_and_arguments_of_every_importable_kind_survive():
     graph = fxlab.Graph()
     x = graph.placeholder("x", torch.Tensor, None)
     for target in (torch.relu, operator.add, torch.nn.functional.gelu, torch.ops.aten.relu.default,
-                   torch.ops.aten.add, torch.Tensor.neg, max, nn.Linear, partial(torch.add, 1)):  # fmt: skip
+                   torch.ops.aten.add, torch.Tensor.neg, max, nn.Linear,
+                   partial(torch.add, 1)):  # fmt: skip
         graph.call_function(target, (x, Colour.RED, slice(x, 2), {"k": [x]}), {"d": torch.float16})
     graph.output((x,))
     again = pickle.loads(pickle.dumps(graph))
@@ -42,7 +43,9 @@ def test_targets_and_arguments_of_every_importable_kind_survive():
     for old, new in zip(graph.nodes, again.nodes, strict=True):
         if not isinstance(old.target, partial):
             assert old.target == new.target
-        assert fxlab.map_arg(old.args, lambda n: n.name) == fxlab.map_arg(new.args, lambda n: n.name)
+        assert fxlab.map_arg(old.args, lambda n: n.name) == fxlab.map_arg(
+            new.args, lambda n: n.name
+        )
         assert old.kwargs == new.kwargs
 
 

@@ -1,4 +1,4 @@
-"""README says what is so: its example prints what stands there, its table and picture are current."""
+"""README says what is so: its example prints what stands there, table and picture are current."""
 
 import re
 

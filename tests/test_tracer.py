@@ -70,7 +70,7 @@ def test_the_user_model_is_left_exactly_as_it_was():
             return super().forward(x) + torch.tensor([1.0, 2.0, 3.0])
 
     m = Writes()
-    before = {k: v for k, v in m.__dict__.items()}
+    before = dict(m.__dict__)
     state = {k: v.clone() for k, v in m.state_dict().items()}
     with pytest.warns(TraceWarning, match="cache, seen, table|writes to"):
         gm = fxlab.symbolic_trace(m)
@@ -165,7 +165,9 @@ def test_example_inputs_make_ranks_and_sizes_known(fn):
 
 
 def test_a_size_that_example_inputs_fixed_is_said_with_its_line():
-    with pytest.warns(TraceWarning, match=r"fixed to 2.*example inputs(.|\n)*range\(x.shape\[0\]\)"):
+    with pytest.warns(
+        TraceWarning, match=r"fixed to 2.*example inputs(.|\n)*range\(x.shape\[0\]\)"
+    ):
         fxlab.symbolic_trace(uses_range, example_inputs=(torch.zeros(2, 3),))
 
 
@@ -365,8 +367,10 @@ def test_wrap_works_in_a_function_body_and_wrapped_in_a_block():
     assert gm.graph.find_nodes(op="call_function", target=helper)
     with pytest.raises(TraceError):
         fxlab.symbolic_trace(f)
-    assert fxlab.Tracer(autowrap_functions=(helper,)).trace(f).find_nodes(
-        op="call_function", target=helper
+    assert (
+        fxlab.Tracer(autowrap_functions=(helper,))
+        .trace(f)
+        .find_nodes(op="call_function", target=helper)
     )
 
 
@@ -387,7 +391,9 @@ def test_a_function_registered_with_torch_fx_wrap_is_a_leaf_here_too():
 
 def test_the_tracing_flag_of_torch_fx_is_set_while_tracing():
     seen = []
-    fxlab.symbolic_trace(lambda x: (seen.append(torch.fx._symbolic_trace._is_fx_tracing_flag), x)[1])
+    fxlab.symbolic_trace(
+        lambda x: (seen.append(torch.fx._symbolic_trace._is_fx_tracing_flag), x)[1]
+    )
     assert seen == [True] and not torch.fx._symbolic_trace._is_fx_tracing_flag
 
 
@@ -425,7 +431,7 @@ def test_each_node_knows_its_line_and_module_stack():
     m = Small()
     gm = fxlab.symbolic_trace(m)
     node = gm.graph.find_nodes(op="call_module", target="inner.1")[0]
-    file, line, function = node.meta["source"][0]
+    file, _line, function = node.meta["source"][0]
     assert file == __file__ and function == "forward"
     assert list(node.meta["nn_module_stack"]) == ["inner", "inner.1"]
     for copied in (copy.deepcopy(gm), fxlab.symbolic_trace(gm), fxlab.Transformer(gm).transform()):
@@ -616,7 +622,7 @@ def test_trace_asserts_and_mutable_checks():
         check_mutable_operations = True
 
     for mutating in (lambda x: torch.relu_(x), lambda x: x.add_(1), lambda x: F.relu(x, True)):
-        with pytest.raises(RuntimeError, match="mut|in place"):
+        with pytest.raises(RuntimeError, match=r"mut|in place"):
             Pure().trace(mutating)
 
 

@@ -135,7 +135,9 @@ def main():
     """Print the table."""
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, 1 thread\n")
     model = resnet50().eval()
-    ours, theirs = pair(lambda: fxlab.Tracer().trace(model), lambda: torch.fx.Tracer().trace(model), 25)
+    ours, theirs = pair(
+        lambda: fxlab.Tracer().trace(model), lambda: torch.fx.Tracer().trace(model), 25
+    )
     show("trace ResNet-50", theirs / ours, 3, f"{ours * 1e3:.1f} ms : {theirs * 1e3:.1f} ms")
 
     def bare():
@@ -143,7 +145,9 @@ def main():
             fxlab.Tracer().trace(model)
 
     full, less = pair(lambda: fxlab.Tracer().trace(model), bare, 25)
-    show("  provenance, share of torch.fx's trace", (full - less) / theirs, None, "bar 0.05 at most")
+    show(
+        "  provenance, share of torch.fx's trace", (full - less) / theirs, None, "bar 0.05 at most"
+    )
 
     ours, theirs = pair(lambda: fxlab.symbolic_trace(model).forward,
                         lambda: torch.fx.symbolic_trace(model).forward, 15)  # fmt: skip
@@ -151,7 +155,9 @@ def main():
     gms = [module.symbolic_trace(model) for module in BOTH]
     ours, theirs = pair(*(lambda gm=gm: gm.graph.python_code("self") for gm in gms), 15)
     show("code generation, ResNet-50", theirs / ours, 1)
-    ours, theirs = pair(*(lambda gm=gm, m=m: edits(m, gm) for m, gm in zip(BOTH, gms, strict=True)), 5)
+    ours, theirs = pair(
+        *(lambda gm=gm, m=m: edits(m, gm) for m, gm in zip(BOTH, gms, strict=True)), 5
+    )
     show("100 edits + recompile(), then one use", theirs / ours, 20)
 
     def one(gm):
@@ -210,7 +216,10 @@ def main():
         ours, theirs = pair(*(lambda gm=gm: [gm(y) for _ in range(2000)] for gm in gms), 9)
     show("call of a traced module (torch.fx / fxlab)", theirs / ours, 1)
 
-    imports = [statistics.median(import_seconds(name) for _ in range(5)) for name in ("torch", "torch, fxlab")]
+    imports = [
+        statistics.median(import_seconds(name) for _ in range(5))
+        for name in ("torch", "torch, fxlab")
+    ]
     print(f"{'import fxlab / import torch':<52}{imports[1] / imports[0]:8.2f}   bar 1.10 at most")
 
 

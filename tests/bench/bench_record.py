@@ -1,6 +1,7 @@
 """What recording costs: time over the bare pass, and bytes a step.
 
-Processor seconds. Run: `python tests/bench/bench_record.py` or `make bench`. Bars: 3x on a pass without tensor work
+Processor seconds. Run: `python tests/bench/bench_record.py` or `make bench`. Bars: 3x on a pass
+without tensor work
 (relu by gelu, 4,000 of 8,000 nodes), 1.3x on ResNet-50's fold, 1.5 KB a step.
 """
 
