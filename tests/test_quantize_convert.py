@@ -707,3 +707,18 @@ def test_a_layer_whose_weight_is_read_elsewhere_stays_float():
     torch.testing.assert_close(quantized(x), model(x))
     kept = quantized.meta["reports"]["convert"].kept
     assert any("reads the weights of a directly" in s for s in kept)
+
+
+def test_a_layer_called_as_a_function_whose_weight_the_graph_writes_stays_float():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("w", torch.ones(4, 8))
+
+        def forward(self, x):
+            self.w.mul_(2)
+            return F.linear(x, self.w)
+
+    model, x = Writes().eval(), torch.ones(2, 8)
+    quantized = quantize_static(fxlab.symbolic_trace(model), [x])
+    assert [quantized(x)[0, 0].item() for _ in range(2)] == [16, 32]

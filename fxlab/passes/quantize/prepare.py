@@ -17,6 +17,7 @@ from fxlab.core.errors import FxlabError
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
 from fxlab.core.tracer import symbolic_trace
+from fxlab.passes.alias import Memory
 from fxlab.passes.base import as_pass, copy_sharing_tensors, report
 from fxlab.passes.fuse import fuse_conv_bn
 from fxlab.passes.quantize.observers import Observer
@@ -171,9 +172,10 @@ def erase_identities(gm: GraphModule) -> None:
 def layers_to_modules(gm: GraphModule) -> None:
     """Edit in place: make ``F.linear(x, self.w, self.b)`` a call of an nn.Linear that holds both.
 
-    The module holds the same parameters, not copies. Calls whose weight is computed in the graph
-    are left alone.
+    The module holds the same parameters, not copies. Calls whose weight is computed or written in
+    the graph are left alone.
     """
+    written = Memory(gm).written
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node.target not in _LAYERS:
             continue
@@ -181,6 +183,8 @@ def layers_to_modules(gm: GraphModule) -> None:
         given = dict(zip(names or _CONV_NAMES, node.args, strict=False)) | dict(node.kwargs)
         weight = _parameter(gm, given.get("weight"))
         bias = _parameter(gm, given.get("bias"))
+        if given.get("weight") in written or given.get("bias") in written:
+            continue
         if weight is None or (given.get("bias") is not None and bias is None):
             continue
         layer = _layer(kind, weight, bias, given)
