@@ -108,9 +108,11 @@ def topological_order(
             f"{unit_name(a)} gives {edges[a][b][0].name} to {edges[a][b][1].name} in {unit_name(b)}"
             for a, b in steps
         )
+        reader = edges[steps[0][0]][steps[0][1]][1]
         raise RewriteError(
             f"cycle exists between partitions! {text}",
-            node=edges[steps[0][0]][steps[0][1]][1],
+            node=reader,
+            where=reader.meta.get("source"),  # the model's line; the split itself is not at fault
             expected="parts that can be called one after the other",
             hint="give the nodes between two parts of the cycle the identifier of one of them",
         )
