@@ -20,6 +20,7 @@ from fxlab.passes.explain import Mismatch, explain_mismatch
 from fxlab.passes.fuse import fold_conv_bn, fuse_conv_bn
 from fxlab.passes.manager import Difference, PassError, PassManager, PassRow, compare
 from fxlab.passes.matcher import InternalMatch, SubgraphMatcher
+from fxlab.passes.memory import LiveRange, live_ranges, lower_peak
 from fxlab.passes.optimize import optimize_for_inference, remove_dropout
 from fxlab.passes.partition import (
     CapabilityBasedPartitioner,
@@ -57,6 +58,7 @@ __all__ = [
     "TensorMetadata", "amp", "as_pass", "calibrate", "compare", "const_fold", "cost", "cse", "dce",
     "fold_conv_bn", "fuse_conv_bn", "optimize_for_inference", "profile", "remove_dropout",
     "convert", "prepare", "prepare_qat", "quantize_static",
+    "LiveRange", "live_ranges", "lower_peak",
     "report", "shape_prop", "shape_text",
 ]  # fmt: skip
 
