@@ -8,15 +8,21 @@ place. `call_site` finds that place; it is also what provenance and the explorer
 
 from __future__ import annotations
 
+import copyreg
 import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import types
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from .codegen import PythonCode
 
 Frame = tuple[str, int, str]
 """A place in somebody's source: (file, line, function)."""
@@ -26,29 +32,33 @@ _TORCH = str(Path(torch.__file__).parent)
 _FOLDERS = (_HERE, str(Path(_HERE).parent / "explorer"), str(Path(_TORCH) / "fx"))
 _MACHINERY = [str(Path(_HERE).parent / "passes" / f"{n}.py") for n in ("rewriter", "matcher")]
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
-_kinds: dict[str, int] = {}
 trace_state = threading.local()
 """`outer`, in a thread that traces: the frames that called the module being traced."""
-generated_code: dict[str, Callable[[int], Any]] = {}
-"""File name of generated code -> function from a line number to the Node of that line or None."""
+generated_code: weakref.WeakValueDictionary[str, PythonCode] = weakref.WeakValueDictionary()
+"""File name of generated code -> the code, which knows the Node of each line."""
 
 
-def _kind_of(name: str) -> int:
-    """Say whose code a file holds; a path that merely begins like torch's is a user's."""
-    folder, _, file = name.rpartition(os.sep)
-    if folder == _HERE and file == "capture.py":
-        kind = _BORDER
-    elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_")) or name in _MACHINERY:
-        kind = _INSIDE
-    else:
-        kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE
-    _kinds[name] = kind
-    return kind
+class _Kinds(dict[str, int]):
+    """File name -> whose code it holds; a path that merely begins like torch's is a user's."""
+
+    def __missing__(self, name: str) -> int:
+        folder, _, file = name.rpartition(os.sep)
+        if folder == _HERE and file == "capture.py":
+            kind = _BORDER
+        elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_")) or name in _MACHINERY:
+            kind = _INSIDE
+        else:
+            kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE
+        self[name] = kind
+        return kind
+
+
+_kinds = _Kinds()
 
 
 def is_users(file: str) -> bool:
     """Say whether a file is a user's: neither torch's nor of the kit's core or explorer."""
-    return (_kinds[file] if file in _kinds else _kind_of(file)) == _OUTSIDE
+    return _kinds[file] == _OUTSIDE
 
 
 def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[Frame, ...]:
@@ -64,13 +74,13 @@ def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[
     frame = sys._getframe(skip)
     outer = getattr(trace_state, "outer", None)
     kinds = _kinds
-    if outer is not None and kinds.get(frame.f_code.co_filename) == _BORDER:
+    if outer is not None and kinds[frame.f_code.co_filename] == _BORDER:
         frame = frame.f_back
     frames: list[Frame] = []
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        kind = kinds[file] if file in kinds else _kind_of(file)
+        kind = kinds[file]
         if kind == 1 or (kind == 2 and skip_torch):
             pass  # most frames
         elif kind == 0 or kind == 2:
@@ -92,26 +102,28 @@ def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[
 
 def generated_node(file: str, line: int) -> Any:
     """Return the Node that a line of generated code stands for, or None."""
-    lookup = generated_code.get(file)
-    return lookup(line) if lookup is not None else None
+    code = generated_code.get(file)
+    return None if code is None else code.node_at(line)
 
 
 def running_node() -> Any:
     """Return the Node whose line of generated code is running, or None."""
     frame = sys._getframe(1)
-    while frame is not None and _kinds.get(frame.f_code.co_filename) != _GENERATED:
+    while frame is not None and _kinds[frame.f_code.co_filename] != _GENERATED:
         frame = frame.f_back
     return None if frame is None else generated_node(frame.f_code.co_filename, frame.f_lineno)
 
 
-def register_generated(file: str, lookup: Callable[[int], Any]) -> None:
-    """Remember what the lines of a generated file stand for; `forget_generated` undoes it."""
-    generated_code[file], _kinds[file] = lookup, _GENERATED
+def register_generated(file: str, code: PythonCode, function: types.FunctionType) -> None:
+    """Make a generated file known to tracebacks and `call_site`, as long as its function lives."""
+    source = code.src
+    linecache.cache[file] = (lambda: source,)  # type: ignore[assignment]
+    generated_code[file], _kinds[file] = code, _GENERATED
+    weakref.finalize(function.__code__, _forget_generated, file).atexit = False
 
 
-def forget_generated(file: str) -> None:
-    """Drop what `register_generated` remembered; a file that is not there is no error."""
-    generated_code.pop(file, None)
+def _forget_generated(file: str) -> None:
+    linecache.cache.pop(file, None)
     _kinds.pop(file, None)
 
 
@@ -184,7 +196,7 @@ class FxlabError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields, so that an error crosses a process border whole."""
-        return _rebuild, (type(self), dict(self.__dict__))
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         return message_text(self)
@@ -215,13 +227,6 @@ def _describe(node: Any) -> str:
     except Exception:  # a hostile repr must not hide the error that is being told
         text = f"%{node.name}"
     return text if len(text) <= 400 else text[:300] + " ... " + text[-80:]
-
-
-def _rebuild(cls: type[FxlabError], fields: dict[str, Any]) -> FxlabError:
-    error = cls.__new__(cls)
-    error.__dict__.update(fields)
-    error.args = (message_text(error),)
-    return error
 
 
 class TraceError(FxlabError, ValueError):

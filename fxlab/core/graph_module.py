@@ -431,10 +431,7 @@ def _run_source(code: PythonCode, function_name: str) -> Any:
     scope = dict(code.globals)
     exec(compile(code.src, file, "exec", dont_inherit=True), scope)
     function = scope.pop(function_name)
-    source, found = code.src, weakref.ref(code)
-    linecache.cache[file] = (lambda: source,)  # type: ignore[assignment]
-    errors.register_generated(file, lambda line: found() and found().node_at(line))  # type: ignore[union-attr]
-    weakref.finalize(function.__code__, _forget, file).atexit = False
+    errors.register_generated(file, code, function)
     spec, defaults = function.__code__, function.__defaults__ or ()
     names = spec.co_varnames[spec.co_argcount - len(defaults) : spec.co_argcount]
     # The very objects that the user wrote, not equal ones that a literal made.
@@ -442,11 +439,6 @@ def _run_source(code: PythonCode, function_name: str) -> Any:
     for name, value in (function.__kwdefaults__ or {}).items():
         function.__kwdefaults__[name] = code.defaults.get(name, value)
     return function
-
-
-def _forget(file: str) -> None:
-    linecache.cache.pop(file, None)
-    errors.forget_generated(file)
 
 
 def _explain(error: BaseException) -> None:
