@@ -27,7 +27,7 @@ from fxlab import record
 from fxlab.core.graph import graph_created_hooks
 from fxlab.explorer import timeline_of, trace_timeline
 from fxlab.explorer.timeline import Timeline
-from fxlab.models import resnet50
+from fxlab.models import resnet18, resnet50
 from fxlab.passes import as_pass, fuse_conv_bn
 from fxlab.passes.fuse import fold_conv_bn
 from fxlab.passes.matcher import SubgraphMatcher
@@ -330,7 +330,7 @@ def test_a_block_that_raises_is_undone_graph_and_state():
     gm.graph.lint()
     assert timeline.error == "ValueError: no further"
     assert timeline.steps[-1].sentence
-    assert timeline.passes[0].name == "fuse_conv_bn + fails"
+    assert timeline.passes[0].name == "fails"
     again = timeline.module(0)
     assert torch.equal(again(X)[0], gm(X)[0])
 
@@ -1049,3 +1049,113 @@ def test_a_graph_module_inside_the_recorded_one_is_a_program_with_its_path():
     ]
     assert {step.program for step in timeline.steps if step.edit.kind == "erase"} == {"p1"}
     assert timeline.passes[0].same_output["verdict"] == "rounding"
+
+
+def _inmost(node):
+    node.target = torch.tanh
+
+
+def _outer(node):
+    (lambda one: (lambda two: (lambda three: _inmost(three))(two))(one))(node)
+
+
+def relus_to_tanh(gm):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            _outer(node)
+
+
+class RelusToTanh:
+    def __call__(self, gm):
+        relus_to_tanh(gm)
+
+
+@pytest.mark.parametrize("trace", [fxlab.symbolic_trace, torch.fx.symbolic_trace])
+def test_a_pass_is_called_what_the_block_called_however_deep_its_edit_is_made(trace):
+    def called(pass_):
+        gm = trace(lambda x: torch.relu(x))
+        with record(gm) as timeline:
+            pass_(gm)
+        return [span.name for span in timeline.passes]
+
+    assert called(relus_to_tanh) == ["relus_to_tanh"]
+    assert called(RelusToTanh()) == ["RelusToTanh"]
+    assert called(lambda gm: relus_to_tanh(gm)) == ["relus_to_tanh"]
+    gm = trace(lambda x: torch.relu(x))
+    with record(gm) as timeline:
+        list(gm.graph.nodes)[1].target = torch.tanh
+    assert [span.name for span in timeline.passes] == ["edits"]
+
+
+def test_a_pass_of_passes_that_sign_their_edits_has_its_own_name():
+    gm = fxlab.symbolic_trace(resnet18().eval())
+    with record(gm) as timeline:
+        fxlab.passes.optimize_for_inference(gm, (torch.randn(1, 3, 32, 32),))
+    assert [span.name for span in timeline.passes] == ["optimize_for_inference"]
+
+
+class Squeezed(nn.Module):
+    def forward(self, x):
+        return x.amax(dim=1) + torch.relu(x.amax(dim=2)).mean()
+
+
+def merges_without_a_look_at_keywords(gm):
+    seen = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_method":
+            first = seen.setdefault((node.target, node.args), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                gm.graph.erase_node(node)
+
+
+@pytest.mark.parametrize("trace", [fxlab.symbolic_trace, torch.fx.symbolic_trace])
+def test_a_node_that_computes_what_it_did_is_not_blamed_for_its_new_readers(trace):
+    gm = trace(Squeezed())
+    with record(gm, inputs=(torch.randn(2, 5, 5),)) as timeline:
+        merges_without_a_look_at_keywords(gm)
+    verdict = timeline.passes[0].same_output
+    assert verdict["name"] == "relu"
+    assert "first at relu, which reads amax where it read amax_1: " in verdict["text"]
+
+
+def test_a_node_that_took_over_is_named_with_what_it_replaced():
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x - 1).sum())
+
+    def to_gelu(gm):
+        for node in list(gm.graph.nodes):
+            if node.target is torch.relu:
+                with gm.graph.inserting_after(node):
+                    gelu = gm.graph.call_function(nn.functional.gelu, node.args)
+                node.replace_all_uses_with(gelu)
+                gm.graph.erase_node(node)
+
+    with record(gm, inputs=(torch.randn(4),)) as timeline:
+        to_gelu(gm)
+    verdict = timeline.passes[0].same_output
+    assert verdict["text"].startswith("different, first at gelu, in place of relu: off by")
+
+
+def test_a_difference_of_a_model_in_train_mode_says_which_nodes_draw_random_numbers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x):
+            return torch.relu(self.drop(x)) * 2
+
+    def drops_dropout(gm):
+        for node in list(gm.graph.nodes):
+            if node.op == "call_module":
+                node.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(node)
+
+    texts = {}
+    for mode in (True, False):
+        gm = fxlab.symbolic_trace(Net().train(mode))
+        with record(gm, inputs=(torch.ones(64),)) as timeline:
+            drops_dropout(gm)
+        texts[mode] = timeline.passes[0].same_output["text"]
+    assert "random numbers are drawn by drop (train mode; compare after eval())" in texts[True]
+    assert texts[False] == "identical"

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -48,6 +49,7 @@ GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
 MACHINERY = (contextlib.__file__, torch_module.__file__)
 _makers = core_graph._makers
 COPY_CODE = Graph._copy_into.__code__
+AS_PASS = str(Path(core_graph.__file__).parents[1] / "passes" / "base.py")
 
 
 class Recorder:
@@ -87,6 +89,7 @@ class Recorder:
         self.sites = Sites()
         self.initial = Boundary(None)
         self.block: tuple[str, str] = ("", "")
+        self.entries: dict[tuple[Any, ...], str] = {}
         self.orders: list[tuple[dict[str, Any], list[str]]] = []
 
     # -- begin and end ------------------------------------------------------------------------
@@ -194,6 +197,8 @@ class Recorder:
         events = self.events
         maker = _makers.name
         where = self.sites.here(sys._getframe(2)) or call_site()
+        if where not in self.entries:
+            self.entries[where] = entry_name(self.block, where)
         events.append(new_event((kind, graph, node, before, after, where, born, maker)))
         if len(events) > self.max_edits or graph._len > self.most or self.ends_at is not None:
             self._enough(graph)
@@ -223,6 +228,8 @@ class Recorder:
     def hear_foreign(self, event: Event) -> None:
         """Note one edit of a torch.fx graph."""
         self.events.append(event)
+        if event.where not in self.entries:
+            self.entries[event.where] = entry_name(self.block, event.where)
         if len(self.events) > self.max_edits or len(event.graph.nodes) > self.most or self.ends_at:
             self._enough(event.graph)
 
@@ -273,6 +280,8 @@ class Recorder:
         while where and where[0][0] in MACHINERY:
             where = where[1:]
         self.events.append(Event(kind, graph, mark, before, after, where[:4], None, maker))
+        if where[:4] not in self.entries:
+            self.entries[where[:4]] = entry_name(self.block, where)
         value = after["value"]
         self.states[before["module"]].note(after["path"], None if value is MISSING else value)
         if len(self.events) > self.max_edits:
@@ -329,15 +338,8 @@ class Recorder:
         return next((end for end in ends if end.graph is not None), self.initial)
 
     def name_of(self, event: Event) -> str:
-        """The pass that made an edit: as it signed, or the function that the block called."""
-        if event.maker:
-            return event.maker
-        inner = ""
-        for file, _, function in event.where:
-            if (file, function) == self.block:
-                return inner or "edits"
-            inner = function
-        return inner if inner.isidentifier() else "edits"
+        """The pass that made an edit: the function that the block called, or as it signed."""
+        return self.entries.get(event.where) or event.maker or "edits"
 
     def close(self, span: Span, result: Any, ok: bool = True) -> None:
         """End a span: compare state, judge the output, note shapes and the report."""
@@ -540,6 +542,25 @@ def finish_block(recorder: Recorder, error: BaseException | None) -> None:
     recorder.stop()
     if error is not None:
         recorder.undo()
+
+
+def entry_name(block: tuple[str, str], where: Sequence[tuple[str, int, str]]) -> str:
+    """What the recorded block has called, on the stack of this edit; "" for an edit of its own."""
+    if not where or where[0][::2] == block:
+        return ""
+    frame, inside = sys._getframe(2), []
+    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != block:
+        inside.append(frame)
+        frame = frame.f_back
+    for called in reversed(inside if frame is not None else []):
+        name = called.f_code.co_name
+        if name == "run" and called.f_code.co_filename == AS_PASS:
+            return called.f_locals["function"].__name__
+        if name == "__call__":  # an object that is a pass
+            return type(called.f_locals.get("self")).__name__
+        if name.isidentifier():
+            return name
+    return ""
 
 
 def last_edited(recorder: Recorder, start: int) -> Any:

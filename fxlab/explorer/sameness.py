@@ -3,7 +3,8 @@
 The second of the explorer's two verdicts (the other, well formed, is in `wellformed.py`). At a
 pass boundary the program is run on the given inputs beside the first program: in float64 where both
 allow it, so that a rounding error cannot pass for a bug nor hide one. Nodes are paired by ancestry
-(`meta["from"]`): a node that took another's readers over must compute what that one did.
+(`meta["from"]`). A node agrees if it computes what it did, or what a node did whose readers it took
+over; the first one that does neither, with inputs that agree, is named.
 """
 
 from __future__ import annotations
@@ -188,15 +189,17 @@ class Reference:
             return None
 
     def pairs(self, graph: Any) -> dict[Any, list[int]]:
-        """For each node of a later program, the ids of the first program's nodes it stands for."""
+        """For each node of a later program, the ids of the first program's nodes it stands for.
+
+        A node that was there already stands for itself, and for those whose readers it took over.
+        """
         alive = {node_id(node) for node in graph.nodes}
         found = {}
         for node in graph.nodes:
             own = node_id(node)
             ancestors = [one for one in ancestor_ids(node) if one in self.ids]
-            replaced = [one for one in ancestors if one not in alive]
             if own in self.ids:
-                found[node] = replaced or [own]
+                found[node] = [own, *(one for one in ancestors if one not in alive)]
             else:
                 found[node] = ancestors
         return found
@@ -259,11 +262,8 @@ class Reference:
                 "written over in place"
             )
             return verdict("different", text, error, allowed)
-        node, unpaired = self.first_divergence(recorder, gm, pairs, keys, strict)
-        text = f"different, first at {node.name if node is not None else 'the output'}: {measured}"
-        if unpaired:
-            shown = ", ".join(unpaired[:4]) + (", ..." if len(unpaired) > 4 else "")
-            text += f"; without a partner: {shown}"
+        node, told, notes = self.first_divergence(recorder, gm, pairs, keys, strict)
+        text = "; ".join([f"different, first at {told}: {measured}", *notes])
         return verdict("different", text, error, allowed, node)
 
     def first_divergence(
@@ -273,11 +273,12 @@ class Reference:
         pairs: dict[Any, list[int]],
         keys: dict[Any, int],
         strict: bool,
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[Any, str, list[str]]:
         """The first node, in the order of the later program, whose value is another one.
 
         Returns:
-            The node or None, and the names of nodes that no node of the first program matches.
+            The node or None; what to call it, with what it reads or replaces; and notes: which
+            nodes no node of the first program matches, and which draw random numbers.
         """
         from fxlab.explorer.rebuild import rebuild
 
@@ -291,10 +292,21 @@ class Reference:
             except Exception:  # float64 is a wish
                 continue
         else:
-            return None, []
+            return None, "the output", []
         before = {node_id(node): old[made[node]] for node in made if made[node] in old}
         wide = dtype is not None
-        return diverging(gm.graph, pairs, before, new, self._limit(strict and wide))
+        node, unpaired = diverging(gm.graph, pairs, before, new, self._limit(strict and wide))
+        notes = [f"without a partner: {shortened(unpaired)}"] if unpaired else []
+        other = {one: ~key for one, key in base_keys.items()}
+        drawn = drawing(base.graph, old, self._values(base, dtype, other))
+        if drawn:
+            mode = "train mode; compare after eval()" if base.training else "each with its own seed"
+            notes.append(f"random numbers are drawn by {shortened(drawn)} ({mode})")
+        if node is None:
+            return None, "the output", notes
+        first = {node_id(one): two for one, two in made.items()}
+        was = [first[one] for one in pairs[node] if one in first]
+        return node, node.name + turned(node, was, node_id(node) in self.ids), notes
 
     def _limit(self, strict: bool) -> float:
         if strict:
@@ -337,6 +349,34 @@ def diverging(
         if error > limit or jumped:
             return node, unpaired
     return None, unpaired
+
+
+def drawing(graph: Any, one: dict[Any, Any], other: dict[Any, Any]) -> list[str]:
+    """The nodes that draw random numbers: other seeds, another value, though the inputs agree."""
+    differ = {node for node in one if relative(one[node], other[node]) > 0}
+    return [n.name for n in graph.nodes if n in differ and differ.isdisjoint(n.all_input_nodes)]
+
+
+def turned(node: Any, was: Sequence[Any], itself: bool) -> str:
+    """How a node came to compute something else: `, which reads conv where it read bn`.
+
+    Args:
+        node: A node of the later program.
+        was: The nodes of the first program that it stands for.
+        itself: Whether the first of them is the node as it was.
+    """
+    if not itself:
+        return f", in place of {was[0].name}" if was and was[0].name != node.name else ""
+    read, reads = ([one.name for one in n.all_input_nodes] for n in (was[0], node))
+    if len(read) != len(reads):
+        return ""
+    pairs = [(a, b) for a, b in zip(reads, read, strict=True) if a != b]
+    return f", which reads {pairs[0][0]} where it read {pairs[0][1]}" if pairs else ""
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Up to four names in a row."""
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 def relative(old: Any, new: Any) -> float:
