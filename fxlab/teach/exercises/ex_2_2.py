@@ -1,0 +1,220 @@
+"""2.2: dead code elimination that keeps effects."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fxlab.core.graph import Graph
+from fxlab.core.graph_module import GraphModule
+from fxlab.core.purity import effect
+from fxlab.passes.cleanup import dce
+from fxlab.teach import judge, programs
+from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
+
+STUB = '''def my_dce(gm):
+    """Edit `gm` in place: erase every node that nobody reads and that has no effect; return `gm`.
+
+    `fxlab.core.purity.effect(node)` is the reason why a node may not go, or None.
+    """
+'''
+
+
+def entry(answer: Callable[[GraphModule], Any], gm: GraphModule) -> GraphModule:
+    """Call the pass; it edits in place."""
+    return judge.edited(answer, gm)
+
+
+def judge_dce(args: tuple[Any, ...], value: Any) -> Finding | None:
+    """Hold the result to the kit's own pass: what is left, and what the program does."""
+    (gm,) = args
+    inputs = programs.fresh_inputs(gm)
+    expected = dce(programs.copy_of(gm))
+
+    def wrong(sentence: str, node: str = "") -> Finding:
+        return Finding(sentence, node, expected=expected, actual=value, graph=gm)
+
+    kept, effects = judge.counts(value), judge.counts(gm, lambda node: effect(node, gm))
+    for target, count in effects.items():
+        if kept.get(target, 0) < count:
+            node = next(n for n in gm.graph.nodes if judge.target_of(n) == target)
+            if node.op == "placeholder":
+                return wrong(f"it erased the parameter {node.name}: a caller still passes it")
+            return wrong(
+                f"it erased {node.name}, which has an effect: {effect(node, gm)}. "
+                "That nobody reads a node is not enough: ask effect(node)",
+                node.name,
+            )
+    text = judge.same_program(gm, value, inputs)
+    if text:
+        return wrong(f"the program does something else than before: {text}")
+    left = judge.dead(value)
+    if left is not None:
+        readers = judge.was_read(gm, left.name)
+        why = (
+            f"it was read only by dead nodes: when {readers} goes, it is dead too, so walk from "
+            "the end: reversed(graph.nodes)"
+            if readers
+            else "nobody reads it and it has no effect"
+        )
+        return wrong(f"{left.name} is still there: {why}", left.name)
+    return None
+
+
+def case(behaviour: str, title: str, make: Callable[[Graph], None], **root: Any) -> Case:
+    """A fixed case; `root` names modules by functions that make them."""
+
+    def args() -> tuple[Any, ...]:
+        owner = nn.Module()
+        for name, module in root.items():
+            owner.add_module(name, module())
+        return (programs.built(make, owner),)
+
+    return Case(behaviour, title, args, judge_dce)
+
+
+def one_dead(graph: Graph) -> None:
+    """One node that nobody reads."""
+    x = graph.placeholder("x")
+    graph.call_function(torch.relu, (x,))
+    graph.output(x)
+
+
+def dead_chain(graph: Graph) -> None:
+    """Two: the first is read by the second, which nobody reads."""
+    x = graph.placeholder("x")
+    graph.call_method("neg", (graph.call_function(torch.relu, (x,)),))
+    graph.output(x)
+
+
+def nothing_dead(graph: Graph) -> None:
+    """All is read."""
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.relu, (x,)))
+
+
+def dead_module(graph: Graph) -> None:
+    """A module and an attribute that nobody reads."""
+    x = graph.placeholder("x")
+    graph.call_module("linear", (x,))
+    graph.get_attr("linear.weight")
+    graph.output(x)
+
+
+def in_place_method(graph: Graph) -> None:
+    """x.add_(1), result unread: x is another one afterwards."""
+    x = graph.placeholder("x")
+    graph.call_method("add_", (x, 1.0))
+    graph.output(x)
+
+
+def set_item(graph: Graph) -> None:
+    """x[0] = 2."""
+    x = graph.placeholder("x")
+    graph.call_function(operator.setitem, (x, 0, 2.0))
+    graph.output(x)
+
+
+def in_place_flag(graph: Graph) -> None:
+    """relu(x, inplace=True)."""
+    x = graph.placeholder("x")
+    graph.call_function(F.relu, (x,), {"inplace": True})
+    graph.output(x)
+
+
+def in_place_module(graph: Graph) -> None:
+    """nn.ReLU(inplace=True)."""
+    x = graph.placeholder("x")
+    graph.call_module("relu", (x,))
+    graph.output(x)
+
+
+def random_number(graph: Graph) -> None:
+    """A random number that nobody reads moves the random state."""
+    x = graph.placeholder("x")
+    graph.call_function(torch.rand_like, (x,))
+    graph.output(x)
+
+
+def unread_parameter(graph: Graph) -> None:
+    """A parameter that nobody reads."""
+    x = graph.placeholder("x")
+    graph.placeholder("y")
+    graph.output(graph.call_function(torch.relu, (x,)))
+
+
+def cases() -> Iterator[Case | Property]:
+    """The public cases, smallest first."""
+    yield case("dead nodes go", "one node that nobody reads", one_dead)
+    yield case("dead nodes go", "nothing is dead", nothing_dead)
+    linear = {"linear": lambda: programs.layer("linear", "flat")}
+    yield case(
+        "dead nodes go", "a module and an attribute that nobody reads", dead_module, **linear
+    )
+    yield case("chains go", "a node that only a dead node reads", dead_chain)
+    yield Property(
+        "chains go",
+        "generated programs without effects",
+        lambda: judge.tuples(programs.programs(outputs=2)),
+        judge_dce,
+    )
+    yield case("effects stay", "x.add_(1), result unread", in_place_method)
+    yield case("effects stay", "x[0] = 2", set_item)
+    yield case("effects stay", "relu(x, inplace=True)", in_place_flag)
+    relu = {"relu": lambda: nn.ReLU(inplace=True)}
+    yield case("effects stay", "nn.ReLU(inplace=True)", in_place_module, **relu)
+    yield case("effects stay", "a random number that nobody reads", random_number)
+    yield Property(
+        "effects stay",
+        "generated programs with effects",
+        lambda: judge.tuples(programs.programs(effects=True, outputs=2)),
+        judge_dce,
+    )
+    yield case("parameters stay", "a parameter that nobody reads", unread_parameter)
+
+
+EXERCISE = Exercise(
+    id="2.2",
+    title="Dead code elimination that keeps effects",
+    level=2,
+    minutes=30,
+    idea="Without control flow, one walk from the end finds all dead code (section 5.5).",
+    needs=("users", "reader", "effect", "pure", "dead code", "erase"),
+    teaches=(),
+    hints=(
+        "A node is dead when nobody reads it and nobody could notice that it did not run. Lecture "
+        "12 steps through both halves: `node.users` and `effect(node)`.",
+        "Walk over the nodes from the last to the first. Leave parameters and the output alone. "
+        "Of the others, erase one when it has no users and no effect. When a node is erased its "
+        "inputs lose a reader, and they come later in your walk.",
+        "A list that is changed while it is walked skips elements: for numbers one would write "
+        "`for n in reversed(list(numbers)): numbers.remove(n)`. The same holds for graph.nodes.",
+    ),
+    asks=(
+        "fxlab.passes.cleanup.dce",
+        "fxlab.core.graph.Graph.eliminate_dead_code",
+        "torch.fx.Graph.eliminate_dead_code",
+    ),
+    parts=(
+        Part(
+            id="2.2",
+            name="my_dce",
+            points={"dead nodes go": 1, "chains go": 2, "effects stay": 2, "parameters stay": 1},
+            entry=entry,
+            cases=cases,
+            wrong={
+                "forward": "walk from the end",
+                "no_effects": "which has an effect: add_ writes into its input in place",
+                "calls_only": "is still there: nobody reads it",
+                "parameters": "it erased the parameter y",
+                "nothing": "is still there",
+            },
+            stub=STUB,
+        ),
+    ),
+)

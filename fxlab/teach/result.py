@@ -1,0 +1,248 @@
+"""What does a student see after a check?
+
+A `Result` is a card: its status first and in words, each public case, and for the first wrong one
+the smallest failing program drawn as the explorer draws it, with expected and actual code as a
+diff. The same content is plain text and HTML; the HTML has inline styles only, no script, so it
+survives an untrusted notebook. "Public checks passed" is the most that it ever says.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import html
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxlab.core.graph_module import GraphModule
+from fxlab.teach.examine import CaseResult
+from fxlab.teach.exercise import Finding
+
+WORDS = {
+    "todo": "not written yet",
+    "pass": "public checks passed",
+    "fail": "not yet: a check failed",
+    "error": "not yet: your code stopped",
+}
+_MARKS = {"pass": "ok", "fail": "wrong", "error": "stopped", "todo": "to do", "not run": "not run"}
+_INK = {"pass": "#0b6637", "fail": "#a8201a", "error": "#a8201a", "todo": "#4f5b6d"}
+
+
+@dataclass
+class Result:
+    """What a check says.
+
+    Attributes:
+        id: Such as "2.2" or "2.1a".
+        title: The exercise's.
+        status: "todo", "pass", "fail" or "error".
+        points: What was earned.
+        out_of: What could be.
+        behaviours: Behaviour -> (points earned, points possible).
+        cases: What came out of each case.
+        printed: The beginning of what the answer printed.
+        seconds: What the check took.
+    """
+
+    id: str
+    title: str
+    status: str
+    points: int
+    out_of: int
+    behaviours: dict[str, tuple[int, int]]
+    cases: list[CaseResult]
+    printed: str = ""
+    seconds: float = 0.0
+    answer: Any = field(default=None, repr=False)
+    entry: Any = field(default=None, repr=False)
+
+    def __bool__(self) -> bool:
+        """Whether all public checks passed."""
+        return self.status == "pass"
+
+    @property
+    def first(self) -> CaseResult | None:
+        """The first case that is not right: the card explains this one."""
+        return next((one for one in self.cases if one.status in ("fail", "error")), None)
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, in one sentence; "" when nothing is."""
+        if self.status == "todo":
+            return (
+                f"write your answer in the cell above, then run this cell again; hint({self.id!r})"
+            )
+        return self.first.sentence if self.first is not None else ""
+
+    def show(self) -> int:
+        """Show the card and return the points, which is what nbgrader reads from the cell."""
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        if shell is not None and ipython is not None:
+            ipython.display.display(self)
+        else:
+            print(self)
+        return self.points
+
+    def explore(self) -> Any:
+        """Step through what the answer does to the smallest failing program, edit by edit.
+
+        Returns:
+            An Explorer; when everything passed, of the first case's program.
+        """
+        from fxlab.explorer import explore
+
+        finding = self.first.finding if self.first is not None else None
+        graph = finding.graph if finding is not None else None
+        if not isinstance(graph, GraphModule):
+            raise ValueError(f"{self.id}: there is no failing program to step through")
+        entry, answer = self.entry, self.answer
+
+        def your_answer(gm: GraphModule) -> Any:
+            return entry(answer, gm)
+
+        your_answer.__name__ = getattr(answer, "__name__", "your_answer")
+        return explore(graph, passes=[your_answer])
+
+    # -- the card --------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        lines = [f"{self.id} {self.title}: {WORDS[self.status]} ({self.points} of {self.out_of})"]
+        if self.sentence:
+            lines.append(f"  {self.sentence}")
+        if self.status != "todo":
+            for one in self.cases:
+                lines.append(f"  [{_MARKS[one.status]}] {one.behaviour}: {one.title}")
+                if one is not self.first and one.status in ("fail", "error"):
+                    lines.append(f"        {one.sentence}")
+        if self.first is not None:
+            lines += [f"  | {line}" for line in self.first.trace.splitlines()]
+            lines += _finding_text(self.first.finding)
+        if self.printed:
+            lines.append("  your code printed: " + self.printed[:300].replace("\n", "\n    "))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        ink = _INK[self.status]
+        head = f"{self.id} {self.title}: {WORDS[self.status]}"
+        out = [
+            f'<div style="border:1px solid {ink};border-left:6px solid {ink};padding:8px 12px;'
+            'border-radius:4px">',
+            f'<p style="margin:0"><b style="color:{ink}">{_e(head)}</b> '
+            f"({self.points} of {self.out_of} points)</p>",
+        ]
+        if self.sentence:
+            out.append(f'<p style="margin:6px 0">{_e(self.sentence)}</p>')
+        if self.status != "todo":
+            rows = "".join(_case_row(one, one is self.first) for one in self.cases)
+            out.append(f'<ul style="margin:6px 0">{rows}</ul>')
+        if self.first is not None:
+            if self.first.trace:
+                out.append(f'<pre style="{_PRE}">{_e(self.first.trace)}</pre>')
+            out.append(finding_html(self.first.finding))
+        if self.printed:
+            out.append(f"<details><summary>your code printed</summary>"
+                       f'<pre style="{_PRE}">{_e(self.printed)}</pre></details>')  # fmt: skip
+        if self.status == "fail" and self.first is not None and self._steppable():
+            out.append('<p style="margin:6px 0"><code>_.explore()</code> steps through it.</p>')
+        out.append("</div>")
+        return "".join(out)
+
+    def _steppable(self) -> bool:
+        finding = self.first.finding if self.first is not None else None
+        return finding is not None and isinstance(finding.graph, GraphModule)
+
+
+_PRE = "margin:6px 0;padding:6px;overflow-x:auto;background:#f4f6f8;color:#1a2233"
+
+
+def _e(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+def _case_row(one: CaseResult, explained: bool) -> str:
+    text = f"<b>{_MARKS[one.status]}</b> {_e(one.behaviour)}: {_e(one.title)}"
+    if one.status in ("fail", "error") and not explained:
+        text += f"<br>{_e(one.sentence)}"
+    return f"<li>{text}</li>"
+
+
+def code_of(program: Any) -> str:
+    """A program's generated code; of a text the text, "" for nothing."""
+    if program is None:
+        return ""
+    if isinstance(program, GraphModule):
+        try:
+            return program.code.strip()
+        except Exception:  # a graph that can't be written as code is shown as a list of nodes
+            return str(program.graph)
+    return str(program)
+
+
+def diff_of(finding: Finding) -> list[str]:
+    """Expected and actual code as the lines of a diff; [] unless there are both."""
+    expected, actual = code_of(finding.expected), code_of(finding.actual)
+    if not expected or not actual:
+        return []
+    lines = difflib.unified_diff(
+        expected.splitlines(), actual.splitlines(), "expected", "yours", lineterm="", n=20
+    )
+    return list(lines)
+
+
+def _finding_text(finding: Finding | None) -> list[str]:
+    if finding is None:
+        return []
+    lines = []
+    if finding.graph is not None:
+        lines += [
+            "  the program:",
+            *[f"    {line}" for line in code_of(finding.graph).splitlines()],
+        ]
+    diff = diff_of(finding)
+    for title, one in (("expected", finding.expected), ("yours", finding.actual)):
+        if one is not None and not diff:
+            lines += [f"  {title}:", *[f"    {line}" for line in code_of(one).splitlines()]]
+    return lines + [f"    {line}" for line in diff]
+
+
+def finding_html(finding: Finding | None) -> str:
+    """The program drawn, and expected and actual code."""
+    if finding is None:
+        return ""
+    out = []
+    if isinstance(finding.graph, GraphModule):
+        out.append(f'<p style="margin:6px 0 0">the program</p>{picture(finding.graph)}')
+    elif finding.graph is not None:
+        out.append(f'<pre style="{_PRE}">{_e(str(finding.graph))}</pre>')
+    diff = diff_of(finding)
+    if diff:
+        rows = "".join(_diff_row(line) for line in diff[2:])
+        out.append('<p style="margin:6px 0 0">expected (-) and yours (+)</p>'
+                   f'<pre style="{_PRE}">{rows}</pre>')  # fmt: skip
+    else:
+        for title, one in (("expected", finding.expected), ("yours", finding.actual)):
+            if one is not None:
+                out.append(f'<p style="margin:6px 0 0">{title}</p>'
+                           f'<pre style="{_PRE}">{_e(code_of(one))}</pre>')  # fmt: skip
+    return "".join(out)
+
+
+def _diff_row(line: str) -> str:
+    style = {"+": "color:#0b6637", "-": "color:#a8201a"}.get(line[:1], "")
+    return f'<span style="{style}">{_e(line)}</span>\n'
+
+
+def picture(gm: GraphModule, limit: int = 40) -> str:
+    """A program as the explorer draws it: an `<img>` that needs no script."""
+    from fxlab.explorer import timeline_of
+    from fxlab.explorer.drawing import Story, still_svg
+    from fxlab.explorer.view import view
+
+    drawn = still_svg(Story(view(timeline_of(gm))), 0, limit=limit)
+    packed = base64.b64encode(drawn.encode("utf-8")).decode("ascii")
+    alt = _e(" ; ".join(line.strip() for line in code_of(gm).splitlines())[:400])
+    return f'<img alt="{alt}" style="max-width:100%" src="data:image/svg+xml;base64,{packed}">'
