@@ -38,7 +38,7 @@ test: $(VENV)/.dev
 	FXLAB_TEST=1 $(PYTEST) -m "not slow" $(NBVAL) tests fxlab $(LECTURES) $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(PYTEST) $(NBVAL) tests fxlab $(LECTURES) $(ARGS)
+	FXLAB_LONG=1 $(PYTEST) $(NBVAL) tests fxlab $(LECTURES) $(ARGS)
 
 bench: $(VENV)/.dev
 	@for script in tests/bench/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$script $(ARGS) || exit 1; done
