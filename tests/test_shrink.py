@@ -103,3 +103,27 @@ def test_large_weights_go_to_a_file_beside_the_script(tmp_path):
     found.save(tmp_path / "bug.py")
     assert (tmp_path / "bug.pt").exists()
     assert (tmp_path / "bug.py").stat().st_size < 10_000
+
+
+def merges_without_a_look_at_keywords(gm):
+    seen = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_method":
+            first = seen.setdefault((node.target, node.args), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                gm.graph.erase_node(node)
+
+
+def test_two_values_that_meet_further_down_are_returned_side_by_side():
+    def program(x):
+        y = torch.relu(x)
+        rows, columns = torch.sin(y.amax(dim=1)), torch.sin(y.amax(dim=2))
+        return torch.sigmoid(torch.cos(rows) + torch.cos(columns))
+
+    gm = fxlab.symbolic_trace(program)
+    x = torch.randn(2, 5, 5)
+    found = fxlab.shrink(gm, merges_without_a_look_at_keywords, inputs=(x,))
+    computed = [node.name for node in found.gm.graph.nodes if node.op == "call_method"]
+    assert found.after == 2
+    assert computed == ["amax", "amax_1"]

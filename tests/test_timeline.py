@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
+import torch
 
+import fxlab
 from fxlab.core.errors import TimelineError
 from fxlab.explorer import sentences
 from fxlab.explorer.frames import State, rows_in, substitute
+from fxlab.explorer.static import text_table
 from fxlab.explorer.timeline import Edit, PassSpan, Place, Program, Row, Source, Step, Timeline
+from fxlab.explorer.view import view
 
 
 def ref(row: int) -> dict[str, int]:
@@ -358,3 +363,79 @@ def test_a_row_reroute_and_its_undoing_are_exact_when_the_reader_read_the_new_ro
     timeline = story([both, merge])
     assert timeline.frame(2).rows[2].args == [ref(0), ref(0)]
     assert timeline.frame(1).rows[2].args == [ref(1), ref(0)]
+
+
+def test_integers_of_any_size_come_back_or_are_shown_as_text():
+    def scaled(x):
+        return x * 10**400 + 10**5000
+
+    gm = fxlab.symbolic_trace(scaled)
+    with fxlab.record(gm) as timeline:
+        list(gm.graph.nodes)[1].name = "wide"
+    text = timeline.to_json()
+    again = Timeline.from_json(text)
+    assert again.to_json() == text
+    lines = [again.frame(1).line(row) for row in again.frame(1).rows]
+    assert f"wide = x * {10**400}" in lines
+    assert "wide + <an integer of 16,610 bits>" in lines[2]
+
+
+def test_a_number_that_no_float_can_hold_is_refused_as_a_measure():
+    data = json.loads(story(SWAP, 5).to_json())
+    data["passes"][0]["columns"] = {"flops": {"1": 10**400}}
+    with pytest.raises(TimelineError, match="columns"):
+        Timeline.from_json(json.dumps(data))
+
+
+def test_a_lone_surrogate_in_a_name_breaks_no_rendering(tmp_path):
+    text = story(SWAP, 5).to_json().replace('"relu"', '"re\\ud800lu"')
+    timeline = Timeline.from_json(text.replace('"title":"', '"title":"\\udfff'))
+    page = timeline.to_html(tmp_path / "story.html").read_text("utf-8")
+    assert "re" in page
+    timeline.to_svg(tmp_path / "story.svg")
+    timeline.to_png(tmp_path / "story.png")
+    timeline._repr_html_().encode()
+    text_table(view(timeline)).encode()
+
+
+@pytest.mark.parametrize("index", ["a", 1.5, None])
+def test_a_frame_is_asked_for_by_number(index):
+    with pytest.raises(TypeError, match=r"number of a step, 0 to 3, not .*goto"):
+        story(SWAP, 5).frame(index)
+
+
+def test_a_pass_and_what_was_found_print_as_one_reads_them():
+    timeline = story(SWAP, 5)
+    assert re.fullmatch(r"<PassSpan '\w+': steps 1 to 3.*>", repr(timeline.passes[0]))
+    difference = timeline.diff(story(SWAP[:2], 5))
+    assert repr(difference) == str(difference)
+
+
+def swap_relu(gm):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            node.target = torch.tanh
+
+
+def swap_relu_lower(gm):
+    """The same, further down in its file."""
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            node.target = torch.tanh
+        elif node.target is torch.sin:
+            node.target = torch.cos
+
+
+def test_a_diff_passes_over_line_numbers():
+    histories = []
+    for pass_ in (swap_relu, swap_relu_lower):
+        gm = fxlab.symbolic_trace(lambda x: torch.sin(torch.relu(x)))
+        with fxlab.record(gm) as timeline:
+            pass_(gm)
+        histories.append(timeline)
+    one, other = histories
+    difference = one.diff(other)
+    assert difference.only_here == []
+    assert [step.index for step in difference.only_there] == [2]
+    assert "+ sin calls cos, was sin" in str(difference)
+    assert "test_timeline.py" not in str(difference)

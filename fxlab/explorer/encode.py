@@ -26,6 +26,7 @@ from fxlab.explorer.timeline import Place, Source
 
 MAX_DEPTH = 40
 MAX_TEXT = 10_000
+MAX_BITS = 10_000  # Python neither writes nor reads an int of more than 4,300 digits
 SAMPLES = 16
 WINDOW = 60
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}")
@@ -48,8 +49,11 @@ def encode(value: Any, row_of: RowOf, depth: int = 0) -> Any:
         depth: How deep inside an aggregate it stands.
     """
     kind = type(value)
-    if value is None or kind is bool or kind is int:
+    if value is None or kind is bool:
         return value
+    if kind is int:
+        bits = value.bit_length()
+        return value if bits <= MAX_BITS else {"text": f"<an integer of {bits:,} bits>"}
     if kind is float:
         return value if math.isfinite(value) else {"text": repr(value)}
     if kind is str:

@@ -7,6 +7,7 @@ is still there. So failing is not monotone, and a binary search would accuse rig
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Check = Callable[[Any], Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class Bisection:
     """What `timeline.bisect` found. Printing it gives the text.
 
@@ -44,6 +45,10 @@ class Bisection:
     skipped: int = 0
     failure: str = ""
     made: Step | None = None
+
+    def __repr__(self) -> str:
+        """The same as its text: a notebook shows the finding, not its fields."""
+        return str(self)
 
     def __str__(self) -> str:
         extra = ""
@@ -144,7 +149,7 @@ def suspects(timeline: Timeline, begin: int) -> list[Step]:
     return chosen
 
 
-@dataclass
+@dataclass(repr=False)
 class HistoryDifference:
     """How two histories of an edited pass differ. Printing it gives the text.
 
@@ -160,14 +165,18 @@ class HistoryDifference:
     only_there: list[Step]
     lines: list[tuple[str, str, str]]
 
+    def __repr__(self) -> str:
+        """The same as its text."""
+        return str(self)
+
     def __str__(self) -> str:
         if self.first is None and not self.lines:
             return "the two histories are alike"
         text = []
         if self.first is not None:
             text.append(f"they part at step {self.first[0]} here, {self.first[1]} there")
-        text += [f"- {step.sentence}" for step in self.only_here[:20]]
-        text += [f"+ {step.sentence}" for step in self.only_there[:20]]
+        text += [f"- {act(step)}" for step in self.only_here[:20]]
+        text += [f"+ {act(step)}" for step in self.only_there[:20]]
         rest = len(self.only_here[20:]) + len(self.only_there[20:])
         if rest:
             text.append(f"  and {rest} more steps")
@@ -178,7 +187,7 @@ class HistoryDifference:
 
 def diff(one: Timeline, other: Timeline) -> HistoryDifference:
     """Compare two histories; rows are matched by name, for their numbers are a recording's own."""
-    a, b = [fact(one, step) for step in one.steps], [fact(other, step) for step in other.steps]
+    a, b = [act(step) for step in one.steps], [act(step) for step in other.steps]
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:
         start += 1
@@ -195,11 +204,13 @@ def diff(one: Timeline, other: Timeline) -> HistoryDifference:
     )
 
 
-def fact(timeline: Timeline, step: Step) -> str:
-    """What a step did, without its line."""
-    text = step.sentence
-    head, _, rest = text.partition(" ")
-    return rest if ":" in head else text
+LINE = re.compile(r"\S*:\d+ ")
+
+
+def act(step: Step) -> str:
+    """What a step did, without its line: an edited pass has its lines elsewhere."""
+    found = LINE.match(step.sentence) if step.where else None
+    return step.sentence[found.end() :] if found else step.sentence
 
 
 def middle(a: Sequence[str], b: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxlab.explorer.drawing import Story, animated_svg, png, still_svg, strip_svg
 from fxlab.explorer.static import opening, static_html
-from fxlab.explorer.view import pack, view
+from fxlab.explorer.view import pack, view, writable
 
 if TYPE_CHECKING:
     from fxlab.explorer.timeline import Timeline
@@ -78,8 +78,8 @@ def html_page(
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"script-src 'sha256-{_digest(boot)}'; style-src 'unsafe-inline'"
     )
-    name = html.escape(title or data["title"] or "fxlab")
-    note = f"<p>{html.escape(notice)}</p>" if notice else ""
+    name = html.escape(writable(title or data["title"] or "fxlab"))
+    note = f"<p>{html.escape(writable(notice))}</p>" if notice else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -213,8 +213,20 @@ class _Search:
         for node in [n for n in computed if n not in cut]:
             # A part of what is left may do: halving passes over it where failing is not monotone.
             if node not in outputs and self.tries([node], cut):
-                self.cut_each([node], cut, computed)
+                outputs, cut = [node], self.cut_each([node], cut, computed)
                 break
+        self.cut_joins(outputs, cut)
+
+    def cut_joins(self, outputs: list[Node], cut: set[Node]) -> None:
+        """Return what an output reads instead of it: two values may only meet further down."""
+        queue = list(outputs)
+        while queue:
+            node = queue.pop(0)
+            inputs = [n for n in node.all_input_nodes if n.op not in EDGES and n not in cut]
+            tried = list(dict.fromkeys([n for n in outputs if n is not node] + inputs))
+            if node in outputs and inputs and self.tries(tried, cut):
+                outputs = tried
+                queue += inputs
 
     def fewest_outputs(self, outputs: list[Node]) -> list[Node]:
         """One output if one is enough."""

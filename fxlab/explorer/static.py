@@ -12,6 +12,7 @@ import html
 from typing import Any
 
 from fxlab.explorer.drawing import LEGEND, Story, elide, still_svg
+from fxlab.explorer.view import writable
 
 LIMIT = 24_000
 """Bytes of a static copy, so that twenty of them leave a notebook small."""
@@ -71,14 +72,14 @@ def static_html(data: dict[str, Any], step: int | None = None, closed: bool = Tr
         picture = _picture(story, index, rows)
         if len(picture.encode()) < LIMIT * 0.7:
             break
-    head = f"<p>{html.escape(elide(_headline(data, index), 400))}</p>{picture}"
+    head = f"<p>{_safe(elide(_headline(data, index), 400))}</p>{picture}"
     room = LIMIT - len(head.encode()) - 400
     tables = _tables(data, room)
     note = _safe(LEGEND[0]) + "<br>" + _safe(LEGEND[1])
     body = f'{head}<p style="font-size:85%">{note}</p>{tables}'
     if not closed:
         return f'<div class="fxlab-static">{body}</div>'
-    title = html.escape(elide(data["title"] or "program", 80))
+    title = _safe(elide(data["title"] or "program", 80))
     return (
         f'<details class="fxlab-static"><summary>static copy: {title}, '
         f"{len(data['steps'])} steps</summary>{body}</details>"
@@ -157,7 +158,7 @@ def _safe(text: str) -> str:
 
 
 def _flat(text: str) -> str:
-    """On one line and without control characters."""
+    """On one line and without control characters and halves of characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -186,4 +187,4 @@ def text_table(data: dict[str, Any], limit: int = 40) -> str:
             out.append(f"        and {count - limit} more")
     if data["error"]:
         out.append(elide(data["error"], 2000))
-    return "\n".join(line.rstrip() for line in out)
+    return writable("\n".join(line.rstrip() for line in out))

@@ -65,6 +65,7 @@ Numbers that JSON cannot hold are the texts "inf", "-inf" and "nan" inside {"tex
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -194,7 +195,7 @@ class Step:
         return self._problem
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class PassSpan:
     """The steps of one pass (or of a trace, or of a run), and what held at its two ends.
 
@@ -222,6 +223,18 @@ class PassSpan:
     def changed(self) -> bool:
         """Whether the pass made any edit."""
         return self.last >= self.first
+
+    def __repr__(self) -> str:
+        """One line: its name, its steps, what it did to the node count, the verdict."""
+        told = f"steps {self.first} to {self.last}" if self.changed else "changed nothing"
+        before, after = ((c or {}).get("nodes") or {} for c in (self.cost_before, self.cost_after))
+        if before and after and self.changed:
+            told += f", {sum(before.values())} -> {sum(after.values())} nodes"
+        if self.lint:
+            told += ", not well formed at the end"
+        if self.same_output:
+            told += f"; same output: {self.same_output['text']}"
+        return f"<PassSpan {self.name!r}: {told}>"
 
 
 class Timeline:
@@ -320,8 +333,15 @@ class Timeline:
 
         Raises:
             IndexError: There is no such step.
+            TypeError: `index` is no number.
         """
         steps = self.steps
+        if not hasattr(index, "__index__"):
+            raise TypeError(
+                f"frame takes the number of a step, 0 to {len(steps)}, not {index!r:.60}; "
+                "timeline.goto(code)[0] is the number of a step code"
+            )
+        index = operator.index(index)
         if not 0 <= index <= len(steps):
             raise IndexError(f"frame {index}: this timeline has frames 0 to {len(steps)}")
         chosen = program or self.program_at(index)

@@ -76,7 +76,12 @@ def view(timeline: Timeline) -> dict[str, Any]:
 def pack(data: dict[str, Any]) -> bytes:
     """The data as compact JSON, deflated (zlib); the browser inflates it itself."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=str)
-    return zlib.compress(text.encode("utf-8", "replace"), 6)
+    return zlib.compress(writable(text).encode("utf-8"), 6)
+
+
+def writable(text: str) -> str:
+    """The text with `?` for what no file can hold: halves of characters (lone surrogates)."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def number(value: float) -> str:
