@@ -96,7 +96,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "dead code",
         "`eliminate_dead_code` erases in-place methods, `out=`, train-mode batch norm, print",
-        "one purity table keeps what has an effect; `like_torch=True` gives torch.fx's answer",
+        "one purity table keeps what has an effect; with `torch.fx.Node.is_impure`, torch.fx's",
         "erasing an effect changes the program",
     ),
     Difference(

@@ -22,6 +22,7 @@ ROOMS = {
     "core": set(),
     "models": set(),
     "paper": set(),
+    "display": {"core"},
     "interop": {"core"},
     "passes": {"core"},
     "backends": {"core", "passes"},

@@ -185,7 +185,7 @@ def _() -> None:
 
     theirs, ours = both(program)
     assert theirs.graph.eliminate_dead_code() and not ours.graph.eliminate_dead_code()
-    assert ours.graph.eliminate_dead_code(like_torch=True)
+    assert ours.graph.eliminate_dead_code(torch.fx.Node.is_impure)
 
 
 @row("lint")

@@ -289,7 +289,7 @@ def test_dead_code_goes_and_effects_stay():
     x = torch.ones(2)
     assert torch.equal(gm(x), f(x))
     assert not gm.graph.eliminate_dead_code()
-    assert gm.graph.eliminate_dead_code(like_torch=True)
+    assert gm.graph.eliminate_dead_code(torch.fx.Node.is_impure)
 
 
 def test_garbage_is_freed_without_waiting_for_a_cycle_of_weights():

@@ -9,7 +9,6 @@ ordinary case the text is the one torch.fx prints.
 from __future__ import annotations
 
 import inspect
-import linecache
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,15 +16,13 @@ from typing import Any, NamedTuple
 
 from torch.utils import _pytree as pytree
 
-from .errors import CodegenError
-from .graph import _enter_region, _exit_region, shape_text
+from .graph import _enter_region, _exit_region
 from .node import Argument, Node
 from .writer import Writer
 
 TransformCodeFunc = Callable[[list[str]], list[str]]
 Row = tuple[str, "Node | None"]
 _DEEPEST_REGION = 15  # CPython refuses more than 20 nested blocks
-_OPTIONS = ("include_stride", "include_device", "colored", "additional_meta")
 _counter = re.compile(r"# COUNTER: (\d+)")
 
 
@@ -43,6 +40,7 @@ class PythonCode:
     lines: list[Node | None] = field(default_factory=list)
     _prologue_start: int = 0
     defaults: dict[str, Any] = field(default_factory=dict)
+    starts: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def lineno_map(self) -> dict[int, Node]:
@@ -63,28 +61,6 @@ class PythonCode:
         return self.lines[index] if 0 <= index < len(self.lines) else None
 
 
-def _comments(node: Node, options: dict[str, Any], last: Any) -> list[str]:
-    """Return the comment lines above a statement: its source line if new, and chosen meta."""
-    notes, source = [], node.meta.get("source")
-    if source and source != last:
-        file, line, function = source[0]
-        code = linecache.getline(file, line).strip()
-        notes = [f"# File: {file}:{line} in {function}, code: {code}"]
-    keys = [key for key in options.get("additional_meta") or () if key in node.meta]
-    return notes + [" ".join(f"# {key}: {node.meta[key]}".split("\n")) for key in keys]
-
-
-def _shape(node: Node, options: dict[str, Any]) -> str:
-    """Return dtype and shape behind a name, as a string annotation, or ""."""
-    text, value = shape_text(node), node.meta.get("val", node.meta.get("tensor_meta"))
-    for name in ("stride", "device"):
-        if text and options.get(f"include_{name}"):
-            part = getattr(value, name, "")
-            text += str(part() if callable(part) else part)
-    paint = "\033[34m{}\033[0m" if options.get("colored") else "{}"
-    return f': "{paint.format(text)}"' if text else ""
-
-
 def last_uses(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """Return for each Node the values that nobody reads after it."""
     dead: dict[Node, list[Node]] = {}
@@ -103,6 +79,8 @@ class CodeGen:
     The hooks are torch.fx's: `gen_fn_def`, `generate_output`, `process_inputs`, `process_outputs`,
     `additional_globals`. `Graph.set_codegen` installs one.
     """
+
+    comments: type[Any]  # fxlab/display: what verbose code shows besides
 
     def __init__(self) -> None:
         self._body_transformer: TransformCodeFunc | None = None
@@ -166,16 +144,13 @@ class CodeGen:
                 `additional_meta` (a list of keys).
 
         Raises:
-            CodegenError: naming the Node that cannot be written.
+            CodegenError: naming the Node that cannot be written, or an unknown option.
         """
-        unknown = sorted(name for name, value in options.items() if value and name not in _OPTIONS)
-        if unknown:
-            raise CodegenError(f"python_code has no option {unknown[0]}",
-                               expected=", ".join(_OPTIONS))  # fmt: skip
+        comments = self.comments(options)
         writer = Writer(nodes, root_module, reserved=self._reserved())
         self._root = writer.root
         dead = last_uses(writer.nodes) if delete_values else None
-        rows, returns = self._rows(writer, dead, options if verbose else None)
+        rows, returns = self._rows(writer, dead, comments if verbose else None)
         extra = {"expanded_def": True} if expanded_def else {}
         head = self.gen_fn_def(writer.parameter_list(), returns, **extra)
         if self._body_transformer is not None:
@@ -188,17 +163,16 @@ class CodeGen:
         return PythonCode(text, writer.globals, lines, 4 + head.count("\n"), defaults)
 
     def _rows(self, writer: Writer, dead: dict[Node, list[Node]] | None,
-              shown: dict[str, Any] | None) -> tuple[list[Row], str]:  # fmt: skip
+              shown: Any) -> tuple[list[Row], str]:  # fmt: skip
         """Return the statements, each with its Node, and the return annotation."""
         rows: list[Row] = []
         regions: list[tuple[Node, int]] = []
-        returns, indent, source, local = "", "", None, writer.local
+        returns, indent, local = "", "", writer.local
         for node in writer.nodes:
             op, target, name = node._op, node._target, local[node]
             writer.current = node
             if shown is not None and op != "placeholder":
-                rows += [(indent + note, node) for note in _comments(node, shown, source)]
-                source = node.meta.get("source", source)
+                rows += [(indent + note, node) for note in shown.above(node)]
             if op == "placeholder":
                 parameter = writer.parameters[node][0]
                 if parameter != name:
@@ -218,7 +192,7 @@ class CodeGen:
                 indent = indent[4:]
             else:
                 note = "" if node._type is None else f" : {writer.annotation(node._type)}"
-                note = note if shown is None else _shape(node, shown) or note
+                note = note if shown is None else shown.beside(node) or note
                 text = f"{indent}{name}{note} = {writer.expression(node)}"
                 names = [local[n] for n in dead.get(node, ())] if dead is not None else []
                 if dead is not None and not node.users:

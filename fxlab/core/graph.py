@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import LintError, RewriteError
-from .node import Node, Target, _format_arg, add_ancestors, lookup, map_arg, target_text
+from .node import Node, Target, add_ancestors, lookup, map_arg
 
 if TYPE_CHECKING:
     from .codegen import PythonCode
@@ -182,6 +182,8 @@ class Graph:
     `version` counts edits; `owning_module` is the GraphModule that uses it. Several GraphModules
     may share one Graph.
     """
+
+    print_tabular: Callable[..., str]  # fxlab/display
 
     def __init__(self, owning_module: GraphModule | None = None, tracer_cls: type | None = None,
                  tracer_extras: dict[str, Any] | None = None) -> None:  # fmt: skip
@@ -502,24 +504,18 @@ class Graph:
 
         lint(self)
 
-    def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] | None = None, *,
-                            like_torch: bool = False) -> bool:  # fmt: skip
+    def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] = Node.is_impure) -> bool:
         """Erase the Nodes whose value nobody reads and whose erasure nobody could notice.
 
         Args:
-            is_impure_node: says which Nodes to keep, instead of `fxlab.core.purity`.
-            like_torch: use torch.fx's narrower idea of an effect, which erases in-place
-                operations whose result is not read.
+            is_impure_node: says which Nodes to keep. `torch.fx.Node.is_impure` has torch.fx's
+                narrower idea of an effect, which erases in-place operations that nobody reads.
 
         Returns:
             Whether anything was erased.
         """
-        from .purity import effect, torch_effect
-
         self.lint()
-        rule = torch_effect if like_torch else effect
-        keep = is_impure_node or (lambda node: rule(node) is not None)
-        before = self._len
+        keep, before = is_impure_node or Node.is_impure, self._len
         for node in reversed(self.nodes):
             if not node.users and node._op not in ("placeholder", "output") and not keep(node):
                 self.erase_node(node)
@@ -573,19 +569,6 @@ class Graph:
         returns = [""]
         lines = [node.format_node(None, returns) or "" for node in self.nodes]
         return "\n    ".join([f"graph(){returns[0]}:", *lines])
-
-    def print_tabular(self, print_output: bool = True) -> str:
-        """Print the Nodes as a table of opcode, name, target, args, kwargs; return its text."""
-        rows = [["opcode", "name", "target", "args", "kwargs"]]
-        for n in self.nodes:
-            args, kwargs = (_format_arg(a).replace("%", "") for a in (n._args, n._kwargs))
-            rows.append([n._op, n._name, target_text(n._target), args, kwargs])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        rows.insert(1, ["-" * width for width in widths])
-        text = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-        if print_output:
-            print(text)
-        return text
 
     def _copy_into(self, new: Graph) -> dict[Node, Node]:
         """Fill an empty Graph with copies of all Nodes under the same names; the map old -> new."""

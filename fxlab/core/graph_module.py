@@ -18,7 +18,6 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -95,6 +94,8 @@ class GraphModule(nn.Module):
     _edition = 0
     __constants__ = ("_edition",)  # TorchScript compiles anew what has another constant
     __jit_unused_properties__ = ("graph", "code", "original_type")
+    print_readable: Callable[..., str]  # fxlab/display
+    to_folder: Callable[..., None]  # fxlab/display
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         """Give each instance a class of its own, since `forward` belongs to a class."""
@@ -295,7 +296,7 @@ class GraphModule(nn.Module):
         """The type of the Module that was traced, or None."""
         return self._original[0]
 
-    # -- copies and files -----------------------------------------------------------------------
+    # -- copies ---------------------------------------------------------------------------------
 
     def _blank(self) -> GraphModule:
         """Return an instance without state, of a class of its own under the same name."""
@@ -347,37 +348,6 @@ class GraphModule(nn.Module):
         graph = fields.pop("_graph")
         super().__setstate__(fields)
         self.graph = graph
-
-    def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
-        """Write the module as a package: readable source, and its state beside it.
-
-        `from <folder> import <module_name>` then gives a class whose instances compute the same.
-
-        Args:
-            folder: made if it is not there; it can be moved afterwards.
-            module_name: the name of the class.
-        """
-        state.write_folder(self, self._python_code(), Path(folder), module_name)
-
-    def print_readable(self, print_output: bool = True, **options: Any) -> str:
-        """Print the code for a reader: shapes and source lines, no deletions; return its text.
-
-        Args:
-            print_output: print it, or only return it.
-            options: `include_stride`, `include_device`, `colored`, `expanded_def`,
-                `additional_meta` (a list of keys of `node.meta` to show).
-        """
-        text = self._readable(self._get_name(), options)
-        if print_output:
-            print(text)
-        return text
-
-    def _readable(self, name: str, options: dict[str, Any]) -> str:
-        code = self._graph.python_code("self", verbose=True, delete_values=False, **options)
-        inner = [(n, m) for n, m in self.named_children() if isinstance(m, GraphModule)]
-        parts = [code.src.strip(), *(module._readable(child, options) for child, module in inner)]
-        body = "\n\n".join(parts).replace("\n", "\n    ")
-        return f"class {name}(torch.nn.Module):\n    {body}\n"
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.code}"

@@ -475,7 +475,7 @@ class Node:
             return f"{text}(default={self._args[0]})" if self._args else text
         if op == "get_attr":
             return text
-        return f"{text}(args = {_format_arg(self._args)}, kwargs = {_format_arg(self._kwargs)})"
+        return f"{text}(args = {format_arg(self._args)}, kwargs = {format_arg(self._kwargs)})"
 
 
 _LEAVES.add(Node)
@@ -570,7 +570,7 @@ class _Text(str):
     __repr__ = str.__str__
 
 
-def _format_arg(arg: Any) -> str:
+def format_arg(arg: Any) -> str:
     """Return an argument as `print(graph)` shows it: Nodes with a %."""
 
     def leaf(a: Any) -> _Text:
@@ -578,7 +578,7 @@ def _format_arg(arg: Any) -> str:
         return _Text(f"%{a}" if isinstance(a, Node) else custom() if custom else str(a))
 
     if isinstance(arg, dict):
-        return "{" + ", ".join(f"{k}: {_format_arg(v)}" for k, v in arg.items()) + "}"
+        return "{" + ", ".join(f"{k}: {format_arg(v)}" for k, v in arg.items()) + "}"
     return str(_map(arg, leaf))
 
 

@@ -31,7 +31,6 @@ _side_effectful_functions: dict[Any, str] = {fn: reason for reason, functions in
     "sets a global switch": (torch.manual_seed, torch.seed, torch._C._set_grad_enabled,
                              torch.set_num_threads, torch.set_default_dtype),
 }.items() for fn in functions}  # fmt: skip
-_not_torchs = {print, input, open, exec, eval, setattr, delattr, next, torch.save}
 _registered: set[Any] = set()
 _pure: set[Any] = set()
 _INPLACE_OPERATORS = {getattr(operator, name) for name in (
@@ -241,18 +240,3 @@ def _one_module(module: torch.nn.Module, impure_random: bool) -> str | None:
 
 _RANDOM_MODULES = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU,
                    torch.nn.FractionalMaxPool2d, torch.nn.FractionalMaxPool3d)  # fmt: skip
-
-
-def torch_effect(node: Node) -> str | None:
-    """Return torch.fx's own, narrower answer: what its `eliminate_dead_code` keeps."""
-    if node._op == "call_module" and node.graph.owning_module is not None:
-        module = lookup(node.graph.owning_module, str(node._target))
-        return "marked" if getattr(module, "_is_impure", False) else None
-    if node._op != "call_function":
-        return None if node._op[:4] == "call" or node._op == "get_attr" else "interface"
-    target, random = node._target, getattr(node._target, "__name__", "") in _RANDOM
-    if isinstance(target, (OpOverload, OpOverloadPacket)):
-        return _function_effect(node, True)
-    if target in _registered or target in _side_effectful_functions.keys() - _not_torchs:
-        return "registered"
-    return "random" if random and getattr(target, "__module__", 0) in (None, "torch") else None

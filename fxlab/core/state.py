@@ -1,4 +1,4 @@
-"""What does a GraphModule hold besides its Graph: taken from the root, looked at, written to files?
+"""What does a GraphModule hold besides its Graph, and where does it get it from?
 
 A GraphModule shares what its Graph reads and calls with the Module that was traced, and nothing
 else; Modules that are only on the way to it are replaced by empty ones, so that an edit of the one
@@ -7,20 +7,14 @@ is never an edit of the other.
 
 from __future__ import annotations
 
-import sys
-import types
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from .errors import RewriteError
 from .graph import MISSING, Graph
-from .node import leaves, qualified_name
-
-if TYPE_CHECKING:
-    from .codegen import PythonCode
+from .node import leaves
 
 
 class _MissingTarget(RewriteError, AttributeError):
@@ -119,50 +113,3 @@ def look_at(root: nn.Module) -> tuple[type | None, dict[str, Any]]:
 def _is_plain(value: Any) -> bool:
     parts = leaves(list(value) if isinstance(value, set) else value)
     return not any(isinstance(part, (nn.Module, torch.Tensor)) for part in parts)
-
-
-_FOLDER_SOURCE = '''"""Written by GraphModule.to_folder; state.pt holds what this code needs."""
-from pathlib import Path
-
-import torch
-{imports}
-
-_STATE = Path(__file__).parent / "state.pt"
-globals().update(torch.load(_STATE, weights_only=False)["objects"])
-
-
-{source}
-
-
-class {name}(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.__dict__.update(torch.load(_STATE, weights_only=False)["state"])
-
-    forward = {function}
-'''
-
-
-def _import_text(name: str, value: Any) -> str:
-    """Return an import statement that binds `name` to a module, class or function, or ""."""
-    if isinstance(value, types.ModuleType):
-        return f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
-    module, _, attribute = qualified_name(value).rpartition(".")
-    found = getattr(sys.modules.get(module), attribute, None)
-    return f"from {module} import {attribute} as {name}" if found is value else ""
-
-
-def write_folder(module: Any, code: PythonCode, folder: Path, module_name: str) -> None:
-    """Write what `GraphModule.to_folder` describes."""
-    folder.mkdir(exist_ok=True, parents=True)
-    imports = {name: _import_text(name, value) for name, value in code.globals.items()}
-    objects = {name: code.globals[name] for name, text in imports.items() if not text}
-    read = {str(node._target).split(".")[0] for node in module._graph.nodes}
-    names = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
-    state = {k: v for k, v in vars(module).items() if k in (*names, *read, "_in_spec", "_out_spec")}
-    torch.save({"state": state, "objects": objects}, folder / "state.pt")
-    lines = "\n".join(sorted(filter(None, imports.values())))
-    source = _FOLDER_SOURCE.format(name=module_name, imports=lines, source=code.src.strip(),
-                                   function=module._graph._codegen._func_name)  # fmt: skip
-    (folder / "module.py").write_text(source, encoding="utf-8")
-    (folder / "__init__.py").write_text("from .module import *\n", encoding="utf-8")
