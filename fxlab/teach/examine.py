@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ class CaseResult:
         sentence: Why it is not a pass.
         finding: The graphs behind the sentence, or None.
         trace: The student's lines of a traceback, or "".
+        args: The arguments it happened on, untouched, or None.
     """
 
     behaviour: str
@@ -46,6 +46,20 @@ class CaseResult:
     sentence: str = ""
     finding: Finding | None = None
     trace: str = ""
+    args: tuple[Any, ...] | None = None
+
+
+@dataclass
+class Failure:
+    """One call that went wrong: its arguments, why, and what was raised if anything was."""
+
+    args: tuple[Any, ...]
+    finding: Finding
+    error: AnswerError | None = None
+
+
+_STATUS = {"judged": "fail", "lint": "fail", "type": "fail", "todo": "todo"}
+_ENDS = ("todo", "asked", "time", "lost", "missing")  # the other cases would say the same
 
 
 def examine(
@@ -56,6 +70,8 @@ def examine(
 ) -> list[CaseResult]:
     """Run cases in order; a stub, a time-out or a refusal ends the run.
 
+    A behaviour that a hand-made case found wrong is not run on generated programs as well.
+
     Args:
         part: Whose cases.
         call: Gets the arguments of one call and returns what `part.entry` returned.
@@ -64,6 +80,7 @@ def examine(
     """
     results: list[CaseResult] = []
     over: AnswerError | None = None
+    failed: set[str] = set()
     for case in part.cases() if cases is None else cases:
         if behaviour is not None and case.behaviour != behaviour:
             continue
@@ -71,23 +88,27 @@ def examine(
             status = "todo" if over.kind == "todo" else "not run"
             results.append(CaseResult(case.behaviour, case.title, status, over.sentence))
             continue
-        try:
-            if isinstance(case, Property):
-                finding = _run_property(case, call)
-            else:
-                finding = _run_case(case, call)
-        except AnswerError as error:
-            status = {"todo": "todo", "lint": "fail", "type": "fail"}.get(error.kind, "error")
-            result = CaseResult(case.behaviour, case.title, status, error.sentence)
-            result.trace = error.trace
-            result.finding = error.finding
-            results.append(result)
-            if error.kind in ("todo", "asked", "time", "lost"):
-                over = error
+        result = CaseResult(case.behaviour, case.title, "pass")
+        results.append(result)
+        if isinstance(case, Property) and case.behaviour in failed:
+            result.status = "not run"  # a hand-made case says it more plainly
             continue
-        status = "pass" if finding is None else "fail"
-        sentence = "" if finding is None else finding.sentence
-        results.append(CaseResult(case.behaviour, case.title, status, sentence, finding))
+        try:
+            run = _run_property if isinstance(case, Property) else _run_case
+            failure = run(case, call)
+        except AnswerError as error:
+            failure = Failure((), error.finding or Finding(error.sentence), error)
+        if failure is None:
+            continue
+        error = failure.error
+        kind = error.kind if error is not None else "judged"
+        result.status = _STATUS.get(kind, "error")
+        result.sentence, result.finding = failure.finding.sentence, failure.finding
+        result.args = failure.args
+        failed.add(case.behaviour)
+        if error is not None:
+            result.sentence, result.trace = error.sentence, error.trace
+            over = error if kind in _ENDS else None
     return results
 
 
@@ -100,15 +121,22 @@ def points_of(part: Part, results: list[CaseResult]) -> dict[str, int]:
     return earned
 
 
-def _run_case(case: Case, call: Caller) -> Finding | None:
-    args = case.args()
+def _run_case(case: Any, call: Caller) -> Failure | None:
+    return attempt(case, case.args(), case.args(), call)
+
+
+def attempt(
+    case: Case | Property, args: tuple[Any, ...], fresh: tuple[Any, ...], call: Caller
+) -> Failure | None:
+    """Call the answer on `args` and judge what it returned by the equal `fresh` ones."""
     try:
         value = call(args)
     except AnswerError as error:
-        if error.finding is None:
-            error.finding = Finding(error.sentence, graph=first_graph(case.args()))
-        raise
-    return judged(case, case.args(), value)
+        finding = error.finding or Finding(error.sentence)
+        finding.graph = finding.graph or first_graph(fresh)
+        return Failure(fresh, finding, error)
+    finding = judged(case, fresh, value)
+    return None if finding is None else Failure(fresh, finding)
 
 
 def judged(case: Case | Property, args: tuple[Any, ...], value: Any) -> Finding | None:
@@ -140,63 +168,58 @@ def size_of(args: tuple[Any, ...]) -> int:
     return nodes or len(repr(args))
 
 
-def _run_property(case: Property, call: Caller) -> Finding | None:
-    """Run a property; return the finding on its smallest failing arguments."""
-    if importlib.util.find_spec("hypothesis") is None:
-        raise ModuleNotFoundError("checks need hypothesis", name="hypothesis")
+def _run_property(case: Any, call: Caller) -> Failure | None:
+    """Run a property; return what went wrong on its smallest failing arguments."""
+    smallest: Failure | None = None
+    left = SHRINK_CALLS
+    ended = False
+
+    def test(args: tuple[Any, ...]) -> None:
+        nonlocal smallest, left, ended
+        if ended or left <= 0:
+            return
+        left -= smallest is not None
+        failure = attempt(case, copy.deepcopy(args), copy.deepcopy(args), call)
+        if failure is None:
+            return
+        ended = failure.error is not None and failure.error.kind in _ENDS
+        # Of equal sizes the last: hypothesis goes to simpler and simpler ones.
+        if smallest is None or ended or size_of(failure.args) <= size_of(smallest.args):
+            smallest = failure
+        raise AssertionError(case.title)
+
+    generate(case, test)
+    return smallest
+
+
+def generate(case: Property, test: Callable[[tuple[Any, ...]], None]) -> None:
+    """Call `test` with a property's arguments, the same ones in each process, and shrink.
+
+    Raises:
+        ModuleNotFoundError: hypothesis is not installed.
+    """
     import hypothesis
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.configuration import set_hypothesis_home_dir
     from hypothesis.errors import HypothesisException
 
     set_hypothesis_home_dir(tempfile.gettempdir())  # nothing is written beside the notebook
-    best: list[tuple[int, Finding, AnswerError | None]] = []
-    calls_left = SHRINK_CALLS
-    over: list[AnswerError] = []
-
-    def attempt(args: tuple[Any, ...]) -> Finding | None:
-        try:
-            return judged(case, copy.deepcopy(args), call(copy.deepcopy(args)))
-        except AnswerError as error:
-            if error.kind in ("todo", "asked", "time", "lost"):
-                over.append(error)
-            finding = error.finding or Finding(error.sentence, graph=first_graph(args))
-            finding.graph = finding.graph or first_graph(args)
-            best.append((size_of(args), finding, error))
-            raise
-
-    def test(args: tuple[Any, ...]) -> None:
-        nonlocal calls_left
-        if over or calls_left <= 0:
-            return
-        calls_left -= bool(best)
-        finding = attempt(args)
-        if finding is not None:
-            best.append((size_of(args), finding, None))
-            raise AssertionError(case.title)
-
     profile = settings(
         max_examples=case.examples,
         derandomize=True,
         database=None,
         deadline=None,
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
-        suppress_health_check=tuple(HealthCheck),
+        suppress_health_check=[*HealthCheck],  # type: ignore[arg-type]
         report_multiple_bugs=False,
         print_blob=False,
         verbosity=hypothesis.Verbosity.quiet,
     )
-    runner = profile(hypothesis.given(case.args())(test))
+
+    def given(args: tuple[Any, ...]) -> None:
+        test(args)
+
+    runner = profile(hypothesis.given(case.args())(given))
     # The smallest failure was kept as it passed by: hypothesis's own report isn't needed.
-    with contextlib.suppress(AssertionError, AnswerError, HypothesisException):
+    with contextlib.suppress(AssertionError, HypothesisException):
         runner()
-    if not best:
-        return None
-    best.reverse()  # of equal sizes the last: hypothesis goes to simpler and simpler ones
-    _, finding, error = min(best, key=lambda one: one[0])
-    if over:
-        raise over[0]
-    if error is not None:
-        error.finding = finding
-        raise error
-    return finding

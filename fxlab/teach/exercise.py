@@ -1,10 +1,11 @@
 """What is an exercise, and which are there?
 
 An exercise is data: its texts, the behaviours that earn points, the cases of each, and the
-plausible wrong answers with the sentence that each must be told. One file of `exercises/` holds one exercise;
-the registry finds them by their file names. `check` and `grade` both run `examine.py` over this
-data, so that they can't disagree. There is no solution here: a judge compares with what the kit's
-own pass or torch.fx makes of the same program, or with a property that any right answer has.
+plausible wrong answers with the sentence that each must be told. One file of `exercises/` holds one
+exercise; the registry finds them by their file names. `check` and `grade` both run `examine.py`
+over this data, so that they can't disagree. There is no solution here: a judge compares with what
+the kit's own pass or torch.fx makes of the same program, or with a property that any right answer
+has.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Two kinds of helpers. `edited`, `returned` and `whole` run where the student's code runs: they call
 an answer as an exercise says ("edit in place", "return a new module") and refuse what can't be
-judged. The others run on the trusted side and compare programs by what they compute, never by names.
+judged. The others run on the trusted side and compare programs by what they compute, never by
+names.
 """
 
 from __future__ import annotations

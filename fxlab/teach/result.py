@@ -9,15 +9,17 @@ survives an untrusted notebook. "Public checks passed" is the most that it ever 
 from __future__ import annotations
 
 import base64
+import copy
 import difflib
 import html
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from fxlab.core.errors import ExerciseError
 from fxlab.core.graph_module import GraphModule
 from fxlab.teach.examine import CaseResult
-from fxlab.teach.exercise import Finding
+from fxlab.teach.exercise import Case, Finding, part
 
 WORDS = {
     "todo": "not written yet",
@@ -93,17 +95,30 @@ class Result:
         """
         from fxlab.explorer import explore
 
-        finding = self.first.finding if self.first is not None else None
-        graph = finding.graph if finding is not None else None
-        if not isinstance(graph, GraphModule):
-            raise ValueError(f"{self.id}: there is no failing program to step through")
+        args = self._failing_args()
+        place = next((k for k, one in enumerate(args) if isinstance(one, GraphModule)), None)
+        if place is None or self.entry is None:
+            raise ExerciseError(
+                f"{self.id}: there is no program to step through",
+                hint="explore() shows what an answer does to a GraphModule that it is given",
+            )
+        graph = args[place]
         entry, answer = self.entry, self.answer
 
         def your_answer(gm: GraphModule) -> Any:
-            return entry(answer, gm)
+            rest = list(copy.deepcopy(args))
+            rest[place] = gm
+            value = entry(answer, *rest)
+            return value if isinstance(value, GraphModule) else None
 
         your_answer.__name__ = getattr(answer, "__name__", "your_answer")
         return explore(graph, passes=[your_answer])
+
+    def _failing_args(self) -> tuple[Any, ...]:
+        if self.first is not None:
+            return self.first.args or ()
+        cases = part(self.id)[1].cases()
+        return next((case.args() for case in cases if isinstance(case, Case)), ())
 
     # -- the card --------------------------------------------------------------------------------
 
@@ -114,7 +129,7 @@ class Result:
         if self.status != "todo":
             for one in self.cases:
                 lines.append(f"  [{_MARKS[one.status]}] {one.behaviour}: {one.title}")
-                if one is not self.first and one.status in ("fail", "error"):
+                if one.status in ("fail", "error") and one.sentence != self.sentence:
                     lines.append(f"        {one.sentence}")
         if self.first is not None:
             lines += [f"  | {line}" for line in self.first.trace.splitlines()]
@@ -137,7 +152,8 @@ class Result:
         if self.sentence:
             out.append(f'<p style="margin:6px 0">{_e(self.sentence)}</p>')
         if self.status != "todo":
-            rows = "".join(_case_row(one, one is self.first) for one in self.cases)
+            said = self.sentence
+            rows = "".join(_case_row(one, one.sentence == said) for one in self.cases)
             out.append(f'<ul style="margin:6px 0">{rows}</ul>')
         if self.first is not None:
             if self.first.trace:
@@ -152,8 +168,7 @@ class Result:
         return "".join(out)
 
     def _steppable(self) -> bool:
-        finding = self.first.finding if self.first is not None else None
-        return finding is not None and isinstance(finding.graph, GraphModule)
+        return any(isinstance(one, GraphModule) for one in self._failing_args())
 
 
 _PRE = "margin:6px 0;padding:6px;overflow-x:auto;background:#f4f6f8;color:#1a2233"
