@@ -1,4 +1,4 @@
-"""Plausible wrong answers to 3.1: a term of the algebra is missing, or what belongs to the model is changed."""
+"""Plausible wrong answers to 3.1: a term of the algebra is missing, or the model is changed."""
 
 import copy
 
