@@ -1,139 +1,50 @@
 """The command ``fxlab``: what can one do from a shell, without opening a notebook?
 
 ``fxlab lab`` starts JupyterLab on the first lecture; ``fxlab trace``, ``fxlab show`` and ``fxlab
-draw`` capture a model, run passes over it and write what happened; ``fxlab paper`` lists the
-paper's figures; ``fxlab doctor`` prints what the kit finds around it. A command is one function
-that takes the parsed arguments and returns an exit code: 0 for done, 1 for "could not" (the reason
-is on standard error), 2 for a wrong command line.
+draw`` capture a model, run passes over it and write what happened; ``fxlab paper`` sets the paper
+beside this machine; ``fxlab release``, ``grade`` and ``new-exercise`` are a teacher's; ``fxlab
+doctor`` prints what the kit finds around it. A command is one function that takes the parsed
+arguments and returns an exit code: 0 for done, 1 for "could not" (the reason is on standard
+error), 2 for a wrong command line. What takes long says on standard error what it is doing.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import json
 import os
-import platform
 import re
-import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from fxlab.core.errors import FxlabError
+from fxlab.surroundings import PACKAGES, Finding, surroundings, version_of
 
 START = Path("notebooks") / "00_start.ipynb"
-SETTINGS = Path("share/jupyter/lab/settings/overrides.d/fxlab.json")
-
-# What each part of the kit stands on: (distribution, extra that brings it, what for).
-_PACKAGES = (
-    ("torch", "", "everything"),
-    ("ipywidgets", "lab", "the explorer"),
-    ("anywidget", "lab", "the explorer"),
-    ("jupyterlab", "lab", "`fxlab lab`"),
-    ("jupyterlab_widgets", "lab", "the explorer's front end in JupyterLab"),
-    ("graphviz", "lab", "the classic picture"),
-    ("matplotlib", "lab", "the figures of the paper"),
-    ("nbformat", "teach", "handing out and grading exercises"),
-    ("nbclient", "teach", "handing out and grading exercises"),
-    ("hypothesis", "teach", "counterexamples to an exercise"),
-    ("onnx", "lower", "lowering to a device"),
-    ("onnxruntime", "lower", "lowering to a device"),
-    ("openvino", "lower", "lowering to a device"),
-)
+# A teacher's commands; fxlab.teach.commands adds their arguments and runs them.
+_TEACH = {
+    "release": "make the students' notebooks from the masters",
+    "grade": "grade a folder of submissions",
+    "new-exercise": "start an exercise of your own",
+}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that the kit looked for around itself.
-
-    Attributes:
-        name: What was looked for.
-        found: Its version or place; empty when it is missing or does not fit.
-        remedy: What to do when it is missing; empty when it was found.
-        part: The extra that needs it; empty for the core.
-    """
-
-    name: str
-    found: str
-    remedy: str = ""
-    part: str = ""
+class CommandError(Exception):
+    """What the command line named is not there, or is not what it should be."""
 
 
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _package(distribution: str, extra: str, purpose: str) -> Finding:
-    version = _version(distribution)
-    wanted = f"fxlab[{extra}]" if extra else "fxlab"
-    remedy = "" if version else f'for {purpose}: python -m pip install "{wanted}"'
-    return Finding(distribution, version, remedy, extra)
-
-
-def _front_end() -> Finding:
-    """Compare ipywidgets in the kernel with its half in the browser: one generation or nothing."""
-    kernel, browser = _version("ipywidgets"), _version("jupyterlab_widgets")
-    name = "widget front end"
-    if not kernel or not browser:
-        return Finding(name, "", 'python -m pip install "fxlab[lab]"', "lab")
-    generation = {"8": "3", "7": "1"}.get(kernel.split(".")[0], "3")
-    if browser.split(".")[0] != generation:
-        remedy = (
-            f"ipywidgets {kernel} wants jupyterlab_widgets {generation}, not {browser}: "
-            "python -m pip install --upgrade ipywidgets jupyterlab_widgets"
-        )
-        return Finding(name, "", remedy, "lab")
-    return Finding(name, f"ipywidgets {kernel} with jupyterlab_widgets {browser}", "", "lab")
-
-
-def _dot() -> Finding:
-    if shutil.which("dot"):
-        return Finding("dot", "the system's graphviz", "", "lab")
-    version = _version("graphviz-pure")
-    if version:
-        return Finding("dot", f"graphviz-pure {version}", "", "lab")
-    remedy = "install your system's graphviz, or: python -m pip install graphviz-pure"
-    return Finding("dot", "", remedy, "lab")
-
-
-def _saved_state() -> Finding:
-    name = "widgets saved with notebooks"
-    if (Path(sys.prefix) / SETTINGS).is_file():
-        return Finding(name, "yes", "", "lab")
-    remedy = (
-        "JupyterLab: Settings > Save Widget State Automatically "
-        "(a reopened notebook shows its explorers only then)"
-    )
-    return Finding(name, "", remedy, "lab")
-
-
-def surroundings() -> list[Finding]:
-    """Look for everything that some part of the kit needs.
-
-    Returns:
-        One finding for each thing looked for, the core's first. Nothing is imported but torch,
-        and no path of the machine is in a finding.
-
-    Example:
-        >>> surroundings()[2].name
-        'torch'
-    """
-    findings = [
-        Finding("fxlab", _version("fxlab") or "a checkout, not installed"),
-        Finding("python", f"{platform.python_version()} on {platform.platform(terse=True)}"),
-    ]
-    findings += [_package(*package) for package in _PACKAGES]
-    findings += [_front_end(), _dot(), _saved_state()]
-    return findings
+def _say(text: str) -> None:
+    """Tell somebody who waits what is being done."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _print_findings(findings: Sequence[Finding], stream: TextIO | None = None) -> None:
@@ -160,9 +71,14 @@ def start_notebook() -> Path | None:
         The path of ``00_start.ipynb``, or None where the lectures are not (a plain
         ``pip install`` brings the package alone).
     """
+    return _of_the_project(START)
+
+
+def _of_the_project(part: Path) -> Path | None:
+    """Find a part of the project that does not come with the package."""
     here = Path.cwd()
     places = [here, *here.parents, Path(__file__).resolve().parent.parent]
-    return next((place / START for place in places if (place / START).is_file()), None)
+    return next((place / part for place in places if (place / part).exists()), None)
 
 
 def lab(args: argparse.Namespace) -> int:
@@ -185,10 +101,6 @@ def lab(args: argparse.Namespace) -> int:
         options.append("--allow-root")
     start = importlib.import_module("jupyterlab.labapp").main
     return start(options) or 0
-
-
-class CommandError(Exception):
-    """What the command line named is not there, or is not what it should be."""
 
 
 def load(name: str, home: str) -> Any:
@@ -214,9 +126,10 @@ def load(name: str, home: str) -> Any:
         module = importlib.import_module(home)
         known = [word for word in module.__all__ if _is_nameable(getattr(module, word))]
         if attribute not in known:
+            close = difflib.get_close_matches(attribute, known, 1)
             raise CommandError(
-                f"{home} has no {attribute}: give file.py:name, package.module:name or one of "
-                + ", ".join(known)
+                f"{home} has no {attribute}{f' (is it {close[0]}?)' if close else ''}: "
+                "give file.py:name, package.module:name or one of " + ", ".join(sorted(known))
             )
         return getattr(module, attribute)
     if place.endswith(".py"):
@@ -326,18 +239,22 @@ def show(args: argparse.Namespace) -> int:
     inputs = tuple(example_input(text) for text in args.input) or None
     if args.check and inputs is None:
         raise CommandError('--check compares outputs: it needs --input, like "f32[1, 3, 224, 224]"')
-    timeline: Any = timeline_of(_model(args), passes, inputs)
+    model = _model(args)
+    _say(f"capturing {args.model}" + "".join(f", running {name}" for name in args.passes))
+    start = time.perf_counter()
+    timeline: Any = timeline_of(model, passes, inputs)
     last = len(timeline.steps)
+    _say(f"{last} steps in {time.perf_counter() - start:.1f} s")
     for path, write in (
         (args.html, timeline.to_html), (args.json, timeline.to_json),
         (args.svg, lambda path: timeline.to_svg(path, last)),
     ):  # fmt: skip
         if path is not None:
             write(path)
-            print(f"wrote {path}", file=sys.stderr)
+            _say(f"wrote {path}")
     print(text_table(view(timeline), limit=args.steps))
     if timeline.failure is not None:
-        print(f"stopped: {timeline.failure}", file=sys.stderr)
+        _say(f"stopped: {timeline.failure}")
         return 1
     changed = [
         span.name
@@ -345,7 +262,7 @@ def show(args: argparse.Namespace) -> int:
         if span.lint or (span.same_output or {}).get("verdict") in ("different", "refused")
     ]
     if args.check and changed:
-        print(f"not the same output, or not well formed: {', '.join(changed)}", file=sys.stderr)
+        _say(f"not the same output, or not well formed: {', '.join(changed)}")
         return 1
     return 0
 
@@ -353,7 +270,7 @@ def show(args: argparse.Namespace) -> int:
 def draw(args: argparse.Namespace) -> int:
     """Draw a captured model as boxes and arrows."""
     import fxlab
-    from fxlab.explorer.diagram import graph_dot, render
+    from fxlab.explorer.diagram import graph_dot, layout_program, render
 
     gm = fxlab.symbolic_trace(_model(args))
     if args.input:
@@ -361,26 +278,102 @@ def draw(args: argparse.Namespace) -> int:
 
         shape_prop(gm, *(example_input(text) for text in args.input))
     dot = graph_dot(gm)
-    text = dot.source if args.output.suffix == ".dot" else render(dot, "svg")
-    args.output.write_text(text, encoding="utf-8")
-    print(f"wrote {args.output}", file=sys.stderr)
+    _say(f"drawing {len(gm.graph.nodes)} nodes")
+    if args.output.suffix == ".png":
+        words = [layout_program() or "dot", "-Tpng", "-o", str(args.output)]
+        subprocess.run(words, input=dot.source.encode("utf-8", "replace"), check=True, timeout=300)
+    else:
+        text = dot.source if args.output.suffix == ".dot" else render(dot, "svg")
+        args.output.write_text(text, encoding="utf-8")
+    _say(f"wrote {args.output}")
     return 0
 
 
 def paper(args: argparse.Namespace) -> int:
-    """List the paper's figures and tables: claim, number, trap, lecture."""
+    """Set the paper's figures and tables beside this machine, or two machines side by side."""
+    from fxlab import evidence
+
+    failed: list[str] = []
+    if args.run_again:
+        found, failed = _measure_again(args)
+    else:
+        found = [evidence.load(path) for path in args.compare or ()] or [evidence.saved()]
+        if len(found) == 1 and args.compare:
+            found.insert(0, evidence.saved())
+        if len(found) == 2:
+            one, other = ("saved", *(path.stem for path in args.compare))[-2:]
+            names = (f"1 {one}", f"2 {other}")
+            return _print_rows(evidence.comparison(found[0], found[1], names), args)
+        (found,) = found
+    code = _print_rows(evidence.overview(found), args)
+    for line in failed:
+        _say(line)
+    return 1 if failed else code
+
+
+def _measure_again(args: argparse.Namespace) -> tuple[list[Any], list[str]]:
+    """Run the lectures of the paper's exhibits and write what they find."""
+    from fxlab import evidence
     from fxlab.paper import EXHIBITS
 
+    start = start_notebook()
+    if start is None:
+        raise CommandError("the lectures are not here: clone the project to run them")
+    names = sorted({exhibit.notebook for exhibit in EXHIBITS})
+    if args.only:
+        known = [e.notebook for e in EXHIBITS if e.title == args.only or e.evidence == args.only]
+        if not known:
+            titles = ", ".join(exhibit.title for exhibit in EXHIBITS)
+            raise CommandError(f"the paper has no {args.only}: give one of {titles}")
+        names = known[:1]
+    lectures = [start.parent / f"{name}.ipynb" for name in names]
+    found, failed = evidence.run(lectures, paper_size=args.paper_size, progress=_say)
+    if args.out is not None:
+        evidence.dump(found, args.out)
+        _say(f"wrote {args.out}")
+    return found, failed
+
+
+def _print_rows(rows: list[dict[str, str]], args: argparse.Namespace) -> int:
+    """Print rows of texts as JSON, as a Markdown table, or one below the other."""
     if args.json:
-        print(json.dumps([asdict(exhibit) for exhibit in EXHIBITS], indent=2))
-        return 0
-    for exhibit in EXHIBITS:
-        print(f"{exhibit.title} (section {exhibit.section}): {exhibit.claim}")
-        for word, text in (("paper", exhibit.number), ("beware", exhibit.trap)):
-            if text:
-                print(f"  {word}: {text}")
-        print(f"  lecture: {exhibit.notebook}, {exhibit.minutes} minutes")
+        print(json.dumps(rows, indent=2))
+    elif args.markdown:
+        from fxlab.evidence import markdown
+
+        print(markdown(rows))
+    else:
+        for row in rows:
+            (_, title), *rest = row.items()
+            print(title)
+            for name, text in rest:
+                if text:
+                    print(f"  {name}: {text}")
     return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Run the benchmark scripts, each in a process of its own on one thread."""
+    folder = _of_the_project(Path("tests/bench"))
+    if folder is None:
+        raise CommandError("the benchmarks are not here: they come with a clone of the project")
+    scripts = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
+    wanted = args.names or list(scripts)
+    for name in wanted:
+        if name not in scripts:
+            raise CommandError(f"there is no benchmark {name}: give one of {', '.join(scripts)}")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    results = []
+    for number, name in enumerate(wanted, 1):
+        _say(f"[{number}/{len(wanted)}] {name}")
+        words = [sys.executable, str(scripts[name])]
+        ran = subprocess.run(words, env=environment, text=True, check=False,
+                             stdout=subprocess.PIPE if args.json else None)  # fmt: skip
+        lines = (ran.stdout or "").splitlines()
+        results.append({"name": name, "code": ran.returncode, "lines": lines})
+    if args.json:
+        print(json.dumps(results, indent=2))
+    return int(any(result["code"] for result in results))
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
@@ -395,18 +388,25 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _picture_path(text: str) -> Path:
     path = Path(text)
-    if path.suffix not in (".svg", ".dot"):
-        raise argparse.ArgumentTypeError(f"{text}: a picture is written to a .svg or .dot file")
+    if path.suffix not in (".svg", ".png", ".dot"):
+        raise argparse.ArgumentTypeError(f"{text}: a picture goes to a .svg, .png or .dot file")
     return path
 
 
-def _parser() -> argparse.ArgumentParser:
+class _OneOrTwo(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        if len(values) > 2:
+            parser.error("--compare takes one file or two")
+        setattr(namespace, self.dest, values)
+
+
+def _parser(chosen: str = "") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fxlab",
         description="See programs being captured and transformed.",
         epilog="`fxlab COMMAND --help` says more about one.",
     )
-    parser.add_argument("--version", action="version", version=_version("fxlab") or "unknown")
+    parser.add_argument("--version", action="version", version=version_of("fxlab") or "unknown")
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True
     )
@@ -460,7 +460,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Capture a model and draw its graph with graphviz.",
     )
     _add_model(command)
-    command.add_argument("-o", "--output", type=_picture_path, required=True, help=".svg or .dot")
+    command.add_argument(
+        "-o",
+        "--output",
+        type=_picture_path,
+        required=True,
+        metavar="FILE",
+        help=".svg, .png or .dot",
+    )
     command.add_argument(
         "--input", action="append", default=[], metavar="SHAPE", help="write shapes on the boxes"
     )
@@ -468,11 +475,49 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "paper",
-        help="list the paper's figures and tables, and where to meet them",
-        description="List the paper's 8 figures and 5 tables: claim, number, trap, lecture.",
+        help="set the paper's figures and tables beside this machine",
+        description="List the paper's 8 figures and 5 tables: claim, the paper's number, this "
+        "machine's, verdict, trap, lecture. Without options nothing is run: the numbers are those "
+        "that the lectures found when they were last executed.",
+        epilog="fxlab paper --run --out here.json; fxlab paper --compare there.json here.json",
     )
-    command.add_argument("--json", action="store_true", help="print JSON")
+    what = command.add_mutually_exclusive_group()
+    what.add_argument(
+        "--run", dest="run_again", action="store_true",
+        help="execute the lectures and measure all anew (minutes)",
+    )  # fmt: skip
+    what.add_argument(
+        "--compare", type=Path, nargs="+", metavar="FILE", action=_OneOrTwo,
+        help="set the machine of a results file beside the saved numbers, or two files",
+    )  # fmt: skip
+    command.add_argument(
+        "--paper-size", action="store_true", help="with --run: the paper's sizes and repeats"
+    )
+    command.add_argument("--only", metavar="EXHIBIT", help='with --run: one, like "Figure 7"')
+    command.add_argument(
+        "--out", type=Path, metavar="FILE",
+        help="with --run: write all samples and the machine's description as JSON",
+    )  # fmt: skip
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print README's table")
     command.set_defaults(run=paper, passes_on=False)
+
+    command = commands.add_parser(
+        "bench",
+        help="measure the kit beside torch.fx, as ratios",
+        description="Run the benchmark scripts of a clone of the project, one after the other.",
+    )
+    command.add_argument("names", nargs="*", metavar="NAME", help="core, record, ...; all if none")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=bench, passes_on=False)
+
+    for name, purpose in _TEACH.items():
+        command = commands.add_parser(name, help=purpose)
+        if name == chosen:
+            part = importlib.import_module("fxlab.teach.commands")
+            part.ARGUMENTS[name](command)
+            command.set_defaults(run=part.RUN[name], passes_on=False)
 
     command = commands.add_parser(
         "doctor",
@@ -503,22 +548,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             "name": "fxlab",
         ...
     """
-    parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser(next((word for word in words if not word.startswith("-")), ""))
+    args, rest = parser.parse_known_args(words)
     if rest and not args.passes_on:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.options = rest
     try:
         return args.run(args)
     except ModuleNotFoundError as error:
-        extra = {distribution: extra for distribution, extra, _ in _PACKAGES}.get(error.name or "")
+        extra = {distribution: extra for distribution, extra, _ in PACKAGES}.get(error.name or "")
         if extra is None:
             raise
         need = f'python -m pip install "fxlab[{extra}]"'
         print(f"fxlab {args.command} needs {error.name}: {need}", file=sys.stderr)
     except BrokenPipeError:  # `fxlab show ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (CommandError, FxlabError, OSError) as error:
+    except (CommandError, FxlabError, OSError, ValueError, subprocess.SubprocessError) as error:
         print(f"fxlab {args.command}: {error}", file=sys.stderr)
     return 1
 

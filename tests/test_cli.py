@@ -166,8 +166,9 @@ def test_draw_writes_boxes_and_arrows_with_shapes(model, tmp_path):
 def test_paper_lists_every_figure_and_table(capsys):
     assert cli.main(["paper"]) == 0
     text = capsys.readouterr().out
-    assert "Figure 8 (section 6.4)" in text
-    assert "lecture: 07_fusion" in text
+    assert text.startswith("Figure 1\n  section: 4.1\n")
+    assert "  verdict: exact" in text
+    assert "  lecture: 07_fusion" in text
     assert cli.main(["paper", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 13
 
