@@ -1,21 +1,36 @@
 """Make the parts of README that come from running something: the example's output, the picture,
-the table of differences. `python tests/readme.py` writes them; tests/test_readme.py compares.
+the paper's exhibits beside this kit's, the map of the lectures, the table of differences.
+`python -m tests.readme` writes them; tests/test_readme.py compares.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import json
 import re
 import tempfile
 from pathlib import Path
 
 import torch
 
+from fxlab import evidence
 from tests.differences import DIFFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "notebooks" / "images" / "explorer.svg"
+# Which lecture an exercise belongs to: the first part of its id -> the lecture.
+CHAPTERS = {
+    "1": "01_capture",
+    "2": "02_transform",
+    "3": "07_fusion",
+    "4": "09_analysis",
+    "5": "06_quantization",
+    "6": "08_lowering",
+    "7": "10_scheduling",
+    "8": "11_amp",
+}
 
 
 def example(text: str) -> tuple[str, str]:
@@ -40,6 +55,69 @@ def differences() -> str:
     return "\n".join(rows)
 
 
+def exhibits() -> str:
+    """Return the table that ``fxlab paper --markdown`` prints, with links to the lectures."""
+    rows = evidence.overview(evidence.saved())
+    for row in rows:
+        row["lecture"] = f"[{row['lecture']}](notebooks/{row['lecture']}.ipynb)"
+        row.pop("section")
+    return evidence.markdown(rows)
+
+
+def exercises() -> dict[str, list[str]]:
+    """List the ids of the exercises by the lecture that they belong to."""
+    found: dict[str, list[str]] = {}
+    if importlib.util.find_spec("fxlab.teach") is not None:
+        from fxlab import teach
+
+        for exercise in teach.exercises():
+            found.setdefault(CHAPTERS[exercise.id.split(".")[0]], []).append(exercise.id)
+    return found
+
+
+def first_cell(notebook: Path) -> tuple[str, dict[str, str]]:
+    """Return the title of a lecture and the rows of the table in its first cell."""
+    text = "".join(json.loads(notebook.read_text("utf-8"))["cells"][0]["source"])
+    title = text.splitlines()[0].removeprefix("# ")
+    return title, dict(re.findall(r"^\| ([a-z ,]+) \| (.+) \|$", text, flags=re.M))
+
+
+def order(lectures: list[Path]) -> list[Path]:
+    """Return the lectures in the order in which they name each other as the next."""
+    after = {}
+    for path in lectures:
+        row = first_cell(path)[1]["before, after"]
+        after[path.name] = re.findall(r"\((\w+\.ipynb)\)", row.partition("next:")[2])
+    named = {name for names in after.values() for name in names}
+    name: str | None = next(path.name for path in lectures if path.name not in named)
+    chain: list[Path] = []
+    while name is not None:
+        chain.append(next(path for path in lectures if path.name == name))
+        name = next(iter(after[name]), None)
+    return chain
+
+
+def lectures() -> str:
+    """Return the map of the lectures, in the order of the course."""
+    measured = json.loads((ROOT / "tests" / "lectures.json").read_text("utf-8"))
+    by_lecture = exercises()
+    rows = []
+    for path in order(sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))):
+        title, about = first_cell(path)
+        needs = measured.get(path.stem, {})
+        rows.append(
+            {
+                "lecture": f"[{title}](notebooks/{path.name})",
+                "paper": about["paper"].rpartition("MLSys 2022, ")[2],
+                "exercises": ", ".join(by_lecture.get(path.stem, [])),
+                "read in": about["time"],
+                "runs in": f"{needs['seconds']:.0f} s" if needs else "",
+                "takes": f"{needs['megabytes']} MB" if needs else "",
+            }
+        )
+    return evidence.markdown(rows)
+
+
 def picture() -> str:
     """Draw the step of a fold in which a batch norm goes, with the kit's own exporter."""
     import fxlab
@@ -57,9 +135,15 @@ def picture() -> str:
 def filled(text: str) -> str:
     """Return README's text with its generated parts made anew."""
     _, output = example(text)
-    for name, body in (("output", f"```\n{output}```"), ("differences", differences())):
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
-        text = re.sub(pattern, lambda m, b=body: m[1] + b + m[2], text, flags=re.DOTALL)
+    parts = {
+        "output": f"```\n{output}```",
+        "paper": exhibits(),
+        "lectures": lectures(),
+        "differences": differences(),
+    }
+    for name, body in parts.items():
+        pattern = rf"(<!-- {name} -->\n).*?(?<=\n)(<!-- end -->)"
+        text = re.sub(pattern, lambda m, b=body: m[1] + b + "\n" + m[2], text, flags=re.DOTALL)
     return text
 
 

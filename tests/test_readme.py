@@ -10,11 +10,11 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_prints_what_stands_there_and_the_table_is_the_one_of_the_tests():
-    assert filled(TEXT) == TEXT, "run: python tests/readme.py"
+    assert filled(TEXT) == TEXT, "run: python -m tests.readme"
 
 
 def test_the_picture_is_what_the_exporter_draws_today():
-    assert PICTURE.read_text(encoding="utf-8") == picture(), "run: python tests/readme.py"
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run: python -m tests.readme"
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", TEXT))))
