@@ -71,7 +71,6 @@ class Story:
         self.data = data
         self.steps: list[dict[str, Any]] = data["steps"]
         self.history: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-        self.orders: dict[int, list[list[list[Any]]]] = {}
         names = ("letter", "name", "line", "target", "ins", "shape")
         for row, *values in data["rows"]:
             self.history[row] = [(0, dict(zip(names, values[:6], strict=True)))]
@@ -99,69 +98,21 @@ class Story:
 
     def slots(self, span: int, program: int) -> list[list[Any]]:
         """The lines of a pass, `[row, born, died]` each, in an order no step of it changes."""
-        done = self.orders.setdefault(program, [])
-        while len(done) <= span:
-            first, last = 1, 0
-            if len(done) < len(self.data["passes"]):
-                current = self.data["passes"][len(done)]
-                first, last = current["first"], current["last"]
-            start = self.data["programs"][program]["rows"] if self.data["programs"] else []
-            if done:
-                start = [int(row) for row, _, died in done[-1] if died == float("inf")]
-            slots: list[list[Any]] = [[row, -1, float("inf")] for row in start]
-            following: dict[int, int] = {-1: 0, **{k: k + 1 for k in range(len(slots))}}
-            where = {int(slot[0]): k for k, slot in enumerate(slots)}
-            end = following[len(slots) - 1] = -2  # -2 ends the list
-            if not slots:
-                following[-1] = end
-            for index in range(first, last + 1):
-                step = self.steps[index - 1]
-                if step["p"] != program or "e" not in step:
-                    continue
-                kind, row, before = step["e"]
-                if kind != "c" and row in where:
-                    slots[where[row]][2] = index
-                if kind != "x":
-                    previous = where.get(before, -1)
-                    slots.append([row, index, float("inf")])
-                    where[row] = len(slots) - 1
-                    following[len(slots) - 1] = following[previous]
-                    following[previous] = len(slots) - 1
-            order, k = [], following[-1]
-            while k != end:
-                order.append(slots[k])
-                k = following[k]
-            done.append(order)
-        return done[span]
+        never, spans = float("inf"), self.data["passes"]
+        lines = spans[span]["slots"].get(str(program)) if span < len(spans) else None
+        if lines is None:
+            lines = self.data["programs"][program]["rows"] if self.data["programs"] else []
+        triples = (one if isinstance(one, list) else [one, -1, 0] for one in lines)
+        return [[row, born, died or never] for row, born, died in triples]
 
     def result_slots(self, index: int) -> list[list[Any]]:
         """Both programs of a pass that returned another one; rows that are paired come once."""
-        step = self.steps[index - 1]
-        pairs: dict[int, int] = dict(map(tuple, step["pairs"]))
-        parts = dict(map(tuple, step.get("parts", ())))
-
-        def live(program: int) -> list[int]:
-            lines = self.slots(step["s"], program)
-            return [int(row) for row, born, died in lines if born <= index < died]
-
-        old = live(step["was"])
-        place = {row: k for k, row in enumerate(old)}
-        fresh: list[tuple[int, bool]] = []
-        for row in live(step["p"]):
-            fresh.append((row, True))
-            fresh += [(inner, False) for inner in (live(parts[row]) if row in parts else ())]
-        kept = {pairs[row] for row, _ in fresh if row in pairs}
-        out: list[list[Any]] = []
-        k = 0
-        for row, own in fresh:
-            until = place.get(pairs.get(row, -1), k)
-            while k < until:
-                if old[k] not in kept:
-                    out.append([old[k], -1, index])
-                k += 1
-            out.append([row, -1 if row in pairs or not own else index, float("inf"), not own])
-        out += [[row, -1, index] for row in old[k:] if row not in kept]
-        return out
+        never = float("inf")
+        born = {0: -1, 1: index, 2: -1, 3: -1}
+        return [
+            [row, born[kind], index if kind == 2 else never, kind == 3]
+            for row, kind in self.steps[index - 1]["rows"]
+        ]
 
     def lines(self, index: int) -> list[Line]:
         """What every line shows after step `index`, slots of other steps included."""

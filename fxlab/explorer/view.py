@@ -18,12 +18,18 @@ The data is plain JSON, one object::
                       w: [index of place], wf: problem or null, m: [rows changed in place],
                       e: [c|x|m, row, row before or -1], created, erased, moved,
                       ch: [[row, {changed fields}]], b, a: texts before and after (state edits),
-                      v: statistics (a run), pairs, parts, was: result steps}]
+                      v: statistics (a run), n: how many steps from here on belong to one match,
+                      was: program, rows: [[row, 0 kept | 1 new | 2 gone | 3 inside a part]]
+                      (result steps)}]
     places          [[file, line, function, source or -1]]
-    passes          [{name, kind, first, last, quiet, sentence, strip: [text], same: verdict or
-                      null, kept: [text]}]
-    sources         [{file, line, text}]
-    metrics         [{id, title, unit, max, on, values: {row: number}}]
+    passes          [{name, kind, first, last, quiet, sentence, strip: [text], bad: text or "",
+                      nodes: how many it began with,
+                      same: verdict or null, kept: [text], slots: {program: the lines that no step
+                      of the pass moves, [row | [row, its first step or -1, its last + 1 or 0]]}}]
+    sources         [{file, line, text without its margin}]
+    opening         the place whose source is shown before the first step, its line 0, or null
+    width           characters of the longest shape, at most 25
+    metrics         [{id, title, tip, unit, max, on, values: {row: number}}]
     keys            [[keys, what they do]]
     notes           {step: text}
 """
@@ -33,6 +39,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from fxlab.explorer.frames import Replay, State, rows_in_state
@@ -43,13 +50,19 @@ if TYPE_CHECKING:
 
 UNITS = {"seconds": "s", "flops": "", "bytes": "B", "live_bytes": "B"}
 TITLES = {"seconds": "time", "flops": "FLOPs", "bytes": "bytes", "live_bytes": "live bytes"}
+TIPS = {
+    "flops": "of convolutions and matrix products; element-wise work is not counted",
+    "bytes": "read and written",
+    "live_bytes": "held at once, inputs and parameters not counted",
+}
 KEYS = (
     ("Left, Right", "one step back, on"),
     ("Shift+Left, Right or PageUp, PageDown", "one pass back, on"),
     ("Home, End", "first, last step"),
     ("N, Shift+N", "next, previous change (of the selected row, if any)"),
     ("Up, Down", "along the rows"),
-    ("I, U", "to the first input, the first user of the selected row (Shift: the last)"),
+    ("I, U", "to the first input, the first user of the selected row"),
+    ("Shift+I, Shift+U", "to its next input, its next user"),
     ("Enter", "open a fold, or fold the module of the selected row"),
     ("C", "close the gaps"),
     ("/", "search: name, target, opcode, shape, file:line, or the code of a step"),
@@ -58,6 +71,7 @@ KEYS = (
     ("?", "these keys"),
     ("Escape, Tab", "leave"),
 )
+SHAPE = 25  # characters of a shape that are shown
 STRUCTURE = {"create": "c", "erase": "x", "move": "m"}
 
 
@@ -121,6 +135,7 @@ class _Builder:
         timeline.check_all()
         self.spans = timeline.passes
         steps = [self.step(k + 1) for k in range(len(timeline.steps))]
+        self.matches(steps)
         shapes = self.shapes(steps)
         return {
             "title": timeline.title,
@@ -132,15 +147,32 @@ class _Builder:
             "paths": self.path_list,
             "places": self.place_list,
             "steps": steps,
-            "passes": [self.span(span) for span in self.spans],
+            "passes": [self.span(k, span, steps) for k, span in enumerate(self.spans)],
+            "width": min(SHAPE, max((len(one) for one in self.shown_shapes(shapes)), default=0)),
+            "opening": self.opening(steps),
             "sources": [
-                {"file": source.file, "line": source.line, "text": source.text}
+                {"file": source.file, "line": source.line, "text": dedent(source.text).rstrip()}
                 for source in (timeline.sources[key] for key in self.source_index)
             ],
             "metrics": self.metrics(shapes),
             "keys": KEYS,
             "notes": {str(step): text for step, text in timeline.notes.items()},
         }
+
+    def shown_shapes(self, shapes: dict[int, str]) -> list[str]:
+        """Every shape text that may be shown."""
+        return [
+            *(shapes.get(row, self.timeline.rows[row].shape) for row in self.first),
+            *(text for span in self.spans for text in span.shapes.values()),
+        ]
+
+    def opening(self, steps: list[dict[str, Any]]) -> list[Any] | None:
+        """The code to show before the first step: the place of the first edit, without a line."""
+        for step in steps:
+            if step["w"]:
+                file, _, function, source = self.place_list[step["w"][0]]
+                return [file, 0, function, source]
+        return None
 
     def watch(self, program: str, row: int, state: State) -> None:
         """Remember which rows use which module, for the marks of a state edit."""
@@ -259,20 +291,18 @@ class _Builder:
         rows.update(dict.fromkeys(self.module_rows.get((program, owner), ()) if owner else ()))
         alive = self.replays[program].states if program in self.replays else {}
         out["m"] = [row for row in rows if row in alive]
-        if out["r"] is None and out["m"]:
-            out["r"] = out["m"][0]
+        # A module goes after its rows: the last of them, a ghost, is what the step is about.
+        users = out["m"] or [row for row in rows if row in self.first]
+        if out["r"] is None and users:
+            out["r"] = users[0 if out["m"] else -1]
         out["b"], out["a"] = state_lines(path, before.get("value"), after.get("value"))
 
     def result(self, out: dict[str, Any], old: str, after: dict[str, Any]) -> None:
         new = after.get("program", old)
         pairs = [[b, a] for a, b in after.get("pairs", ())]
         out["was"] = self.index.get(old, 0) if old != new else self.parent_of(new)
-        out["pairs"] = pairs
-        out["parts"] = [
-            [part["row"], self.index[part["program"]]]
-            for part in after.get("parts", ())
-            if part.get("program") in self.index
-        ]
+        parts = {part["row"]: part["program"] for part in after.get("parts", ())}
+        out["rows"] = self.result_rows(self.programs[out["was"]].id, new, dict(pairs), parts)
         states = {row: s for replay in self.replays.values() for row, s in replay.states.items()}
         names = {row: state.name for row, state in states.items()}
         lines = {}
@@ -284,6 +314,46 @@ class _Builder:
                         for part in expression(states[row])
                     )
         out["m"] = [a for a, b in pairs if lines.get(a) != lines.get(b)]
+
+    def result_rows(
+        self, old: str, new: str, pairs: dict[int, int], parts: dict[int, str]
+    ) -> list[list[int]]:
+        """Both programs of a pass that returned another one; rows that are paired come once."""
+        before = list(self.replays[old].order())
+        place = {row: k for k, row in enumerate(before)}
+        fresh: list[tuple[int, int]] = []
+        for row in self.replays[new].order() if new in self.replays else ():
+            fresh.append((row, 0 if row in pairs else 1))
+            part = self.replays.get(parts.get(row, ""))
+            fresh += [(inner, 3) for inner in (part.order() if part is not None else ())]
+        kept = {pairs.get(row) for row, _ in fresh}
+        out: list[list[int]] = []
+        k = 0
+        for row, kind in fresh:
+            until = max(k, place.get(pairs.get(row, -1), k))
+            out += [[gone, 2] for gone in before[k:until] if gone not in kept]
+            out.append([row, kind])
+            k = until
+        return out + [[gone, 2] for gone in before[k:] if gone not in kept]
+
+    def matches(self, steps: list[dict[str, Any]]) -> None:
+        """Tell each step how many from it on belong to one match.
+
+        A match ends before the pass comes back to a line that it has left.
+        """
+        ends: dict[int, int] = {}
+        latest: dict[Any, int] = {}
+        for j, step in enumerate(steps):
+            line = (step["s"], tuple(self.place_list[step["w"][0]][1::2]) if step["w"] else None)
+            if line in latest and latest[line] != j - 1:
+                ends.setdefault(latest[line], j)
+            latest[line] = j
+        end = len(steps)
+        for i in reversed(range(len(steps))):
+            if i + 1 < len(steps) and steps[i + 1]["s"] != steps[i]["s"]:
+                end = i + 1
+            end = min(end, ends.get(i, end))
+            steps[i]["n"] = end - i
 
     def parent_of(self, program: str) -> int:
         made_from = self.timeline.program(program).made_from or {}
@@ -321,6 +391,9 @@ class _Builder:
                     if after.get(key) is not None:
                         columns.setdefault(key, {})[step.edit.row] = after[key]
         shown = "seconds" if "seconds" in columns else "flops"
+        # Work that is not counted is no work of size 0.
+        counted = {row: flops for row, flops in columns.pop("flops", {}).items() if flops}
+        columns = {"flops": counted, **columns}
         return [_metric(name, values, name == shown) for name, values in columns.items() if values]
 
     def live_bytes(self, sizes: dict[int, int]) -> dict[int, float]:
@@ -342,7 +415,25 @@ class _Builder:
                     total -= freed.get(row, 0)
         return out
 
-    def span(self, span: PassSpan) -> dict[str, Any]:
+    def slots(self, k: int, program: str) -> list[Any]:
+        """The lines of a program in a pass; most rows live all through it."""
+        start = self.spans[k].first - 1
+        return [
+            row if first == start and last is None else
+            [row, first if first > start else -1, 0 if last is None else last + 1]
+            for row, first, last in self.timeline.slots(k, program)
+        ]  # fmt: skip
+
+    def count_before(self, k: int, steps: list[dict[str, Any]]) -> int:
+        """How many nodes the program had that a pass was given."""
+        first = self.spans[k].first
+        p = steps[first - 1] if self.spans[k].changed else {"p": 0}
+        return len(self.timeline.frame(first - 1, self.programs[p.get("was", p["p"])].id).rows)
+
+    def span(self, k: int, span: PassSpan, steps: list[dict[str, Any]]) -> dict[str, Any]:
+        shown = {}
+        for step in steps[span.first - 1 : span.last]:
+            shown.update(dict.fromkeys((step["p"], step.get("was", step["p"]))))
         same = span.same_output
         kept = [str(text) for text in span.kept]
         if span.lint:
@@ -355,8 +446,16 @@ class _Builder:
             "quiet": span.last < span.first,
             "sentence": span.sentence or f"{span.name} changed nothing",
             "strip": strip(span),
-            "same": {"verdict": same["verdict"], "text": same["text"]} if same else None,
+            "bad": " and ".join(
+                ["not well formed"] * bool(span.lint)
+                + ["another output"] * bool(same and same["verdict"] == "different")
+            ),
+            "same": {key: same.get(key) for key in ("verdict", "text", "row", "name")}
+            if same
+            else None,
             "kept": kept,
+            "nodes": self.count_before(k, steps),
+            "slots": {str(p): self.slots(k, self.programs[p].id) for p in sorted(shown)},
         }
 
 
@@ -369,6 +468,7 @@ def _metric(name: str, values: dict[int, float], shown: bool) -> dict[str, Any]:
     return {
         "id": name,
         "title": TITLES.get(name, name),
+        "tip": TIPS.get(name, ""),
         "unit": unit,
         "max": top * scale,
         "on": shown,
@@ -388,7 +488,7 @@ def strip(span: PassSpan) -> list[str]:
             out.append(_change(op, nodes_before.get(op, 0), nodes_after.get(op, 0)))
     for key, word, unit in (
         ("parameters", "parameters", ""),
-        ("flops", "FLOPs", ""),
+        ("flops", "FLOPs of conv and matmul", ""),
         ("bytes", "bytes", "B"),
         ("seconds", "time", "s"),
     ):

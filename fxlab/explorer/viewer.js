@@ -3,6 +3,7 @@
 
 const OPS = { P: "placeholder", G: "get_attr", F: "call_function", ".": "call_method", M: "call_module", O: "output" };
 const WORDS = { "+": "created", "-": "erased", "~": "changed" }, KIND = { "+": "plus", "-": "minus", "~": "tilde" };
+const sign = (mark) => (mark === "-" ? "−" : mark);
 const LANE = 18, LANES = 14, FLAT = 300, OPENED = 100;
 
 // h("div.name", {attribute: value}, kids...): text goes in as text.
@@ -19,9 +20,11 @@ const add = (element, ...kids) => {
   return element;
 };
 const h = (spec, ...kids) => {
-  const [tag, ...names] = spec.split("."), element = document.createElement(tag);
+  const [tag, ...names] = spec.split("."), element = add(document.createElement(tag), kids);
   element.className = names.join(" ");
-  return add(element, kids);
+  // Notebook 7 takes the arrow keys from any focusable element that does not say this.
+  if (element.tabIndex >= 0) element.dataset.lmSuppressShortcuts = "true";
+  return element;
 };
 const on = (element, type, run) => element.addEventListener(type, run);
 const svg = (tag, ...kids) => add(document.createElementNS("http://www.w3.org/2000/svg", tag), kids);
@@ -31,6 +34,7 @@ const button = (name, text, label, run) => {
   on(element, "click", run);
   return element;
 };
+const tool = (text, label, run) => button("f-b", text, label, run);
 const short = (n) => {
   for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]])
     if (Math.abs(n) >= size) return `${+(n / size).toPrecision(3)} ${unit}`;
@@ -40,11 +44,6 @@ const elide = (text, room) => {
   if (text.length <= room) return text;
   const tail = Math.max(0, Math.floor((room - 1) * 0.4));
   return text.slice(0, Math.max(1, room - 1 - tail)) + "…" + (tail ? text.slice(-tail) : "");
-};
-const hash = (text) => {
-  let value = 2166136261;
-  for (let k = 0; k < text.length; k++) value = Math.imul(value ^ text.charCodeAt(k), 16777619);
-  return String(value >>> 0);
 };
 const isGroup = (kid) => typeof kid === "object";
 const alive = (slots) => slots.filter((slot) => slot.st === 0);
@@ -95,8 +94,7 @@ export class Story {
     this.steps = [null, ...data.steps.map((step) => ({ m: [], ...step, w: step.w.map(place) }))];
     this.last = data.steps.length;
     this.rows = new Map();
-    this.order = data.programs.map(() => []);
-    this.results = new Map();
+    this.lines = new Map();
     this.trees = new Map();
     for (const [id, letter, name, line, target, ins, shape, path, source, from] of data.rows)
       this.rows.set(id, { id, path, source: source.map(place), from,
@@ -125,50 +123,21 @@ export class Story {
 
   span(s) { return this.data.passes[s] || { first: 1, last: 0 }; }
 
-  // The slots of one pass: every row that lives in it at any time, in an order that no step changes.
+  // The lines of one pass: every row that lives in it at any time, in an order that no step changes.
   slots(s, p) {
-    const done = this.order[p];
-    while (done.length <= s) {
-      const before = done.length ? done[done.length - 1].filter((slot) => slot.died === Infinity).map((x) => x.id)
-        : this.data.programs[p].rows;
-      const head = {}, where = new Map(), { first, last } = this.span(done.length), list = [];
-      const insert = (id, after, born) => {
-        after.next = { id, born, died: Infinity, next: after.next };
-        where.set(id, after.next);
-        return after.next;
-      };
-      before.reduce((tail, id) => insert(id, tail, -1), head);
-      for (let i = first; i <= last; i++) {
-        const step = this.steps[i], [kind, id, previous] = step.e || [];
-        if (step.p !== p || !kind) continue;
-        if (kind !== "c" && where.has(id)) where.get(id).died = i;
-        if (kind !== "x") insert(id, where.get(previous) || head, i);
-      }
-      for (let slot = head.next; slot; slot = slot.next) list.push(slot);
-      done.push(list);
+    const name = `${s}/${p}`, { programs, passes } = this.data;
+    if (!this.lines.has(name)) {
+      const rows = (passes[s] && passes[s].slots[p]) || (programs[p] ? programs[p].rows : []);
+      this.lines.set(name, rows.map((one) => [one].flat()).map(([id, born = -1, died]) =>
+        ({ id, born, died: died || Infinity })));
     }
-    return done[s];
+    return this.lines.get(name);
   }
 
-  // A pass that returned another program: paired rows once, a part's rows beneath its call.
+  // A pass that returned another program: the rows of both.
   result(i) {
-    if (this.results.has(i)) return this.results.get(i);
-    const step = this.steps[i], list = [], parts = new Map(step.parts), pair = new Map(step.pairs);
-    const live = (p) => this.slots(step.s, p).filter((x) => x.born <= i && x.died > i).map((x) => x.id);
-    const within = (id) => (parts.has(id) ? live(parts.get(id)) : []).map((inner) => [inner, true]);
-    const fresh = live(step.p).flatMap((id) => [[id], ...within(id)]), old = live(step.was);
-    const kept = new Set(fresh.map(([id]) => pair.get(id))), at = new Map(old.map((id, k) => [id, k]));
-    let k = 0;
-    const ghosts = (until) => {
-      for (; k < until; k++) if (!kept.has(old[k])) list.push({ id: old[k], born: -1, died: i });
-    };
-    for (const [id, inner] of fresh) {
-      ghosts(at.get(pair.get(id)) || 0);
-      list.push({ id, born: pair.has(id) || inner ? -1 : i, died: Infinity, inner });
-    }
-    ghosts(old.length);
-    this.results.set(i, list);
-    return list;
+    return this.steps[i].rows.map(([id, what]) =>
+      ({ id, born: what === 1 ? i : -1, died: what === 2 ? i : Infinity, inner: what === 3 }));
   }
 
   // Rows of step i: st 0 live, 1 ghost, 2 not created yet; mark + - ~, strong when it is this step's.
@@ -212,13 +181,14 @@ export class Story {
       }
       open[d].kids.push(index);
     });
-    const groups = [root];
+    const groups = [root], known = new Map();
+    const number = (text) => known.get(text) ?? known.set(text, `${known.size}`).get(text);
     for (const group of groups) groups.push(...group.kids.filter(isGroup));
     for (const group of [...groups].reverse()) {
       group.sign = group.path < 0 ? "" : String(paths[group.path][2]);
       for (const kid of group.kids)
-        group.sign = hash(`${group.sign}|${isGroup(kid) ? kid.sign : this.sign(frame.slots[kid].id)}`);
-      group.size = group.kids.reduce((sum, kid) => sum + (isGroup(kid) ? kid.size : 1), 0);
+        group.sign = number(`${group.sign}|${isGroup(kid) ? kid.sign : this.sign(frame.slots[kid].id)}`);
+      group.size = group.kids.reduce((sum, { size = 1 }) => sum + size, 0);
       group.kids = group.kids.flatMap((kid) => (isGroup(kid) && kid.size < 2 ? kid.kids : [kid]));
       const [only] = group.kids;
       if (group.kids.length === 1 && isGroup(only) && group.up)
@@ -246,7 +216,7 @@ export class Story {
       }
     let shown = root.kids.length, level = root.kids.filter(isGroup);
     while (level.length) {
-      shown += level.reduce((sum, group) => sum + group.kids.length - 1, 0);
+      shown += level.flatMap((group) => group.kids).length - level.length;
       if (frame.slots.length > FLAT && shown > OPENED) break;
       for (const group of level) opened.add(group.key);
       level = level.flatMap((group) => group.kids.filter(isGroup));
@@ -260,119 +230,106 @@ export class Story {
     const { letter, target } = this.rows.get(id).past[0];
     return letter + ("MG".includes(letter) ? target.slice(target.lastIndexOf(".") + 1) : target);
   }
-
-  // The steps after i that belong to one match: until the pass comes back to a line that it has been at.
-  match(i) {
-    const out = [], lines = new Set();
-    for (let j = i + 1, last = null; j <= this.last && this.steps[j].s === this.steps[i + 1].s; j++) {
-      const [place] = this.steps[j].w, line = place ? key(place) : "";
-      if (lines.has(line) && last !== line) break;
-      lines.add((last = line));
-      out.push(this.steps[j]);
-    }
-    return out;
-  }
 }
 
 export class Viewer {
   constructor(root, data, host) {
     Object.assign(this, { root, data, host, story: new Story(data), step: 0, row: null, folds: new Map(),
-      columns: new Set(),
-      hits: [], query: "", id: `fxl${Math.random().toString(36).slice(2, 8)}` });
+      columns: new Set(), hits: [], query: "", id: `fxl${Math.random().toString(36).slice(2, 8)}` });
+    this.style("--shape", data.width);
+    this.style("--rows", data.rows.length);
     this.build();
     this.theme();
-    this.wall(!!host.get("wall"));
-    this.predict(!!host.get("predict"));
-    this.go(Number(host.get("step")) || 0);
-    this.pick(host.get("selection") || "");
-    host.on("step", () => this.go(Number(host.get("step")) || 0));
-    host.on("selection", () => this.pick(host.get("selection") || ""));
-    host.on("wall", () => this.wall(!!host.get("wall")));
-    host.on("predict", () => this.predict(!!host.get("predict")));
-    host.on("notes", () => this.tell());
+    const heed = { wall: (on) => this.wall(!!on), predict: (on) => this.predict(!!on), step: (to) =>
+      this.go(Number(to) || 0), selection: (name) => this.pick(name || ""), notes: () => this.tell() };
+    for (const [name, run] of Object.entries(heed)) {
+      run(host.get(name));
+      host.on(name, () => run(host.get(name)));
+    }
     host.on("picture", (reply) => this.picture(reply));
     this.sizes = new ResizeObserver(() => this.resize());
     this.sizes.observe(this.grid);
     root.dataset.ready = "true";
   }
 
+  style(name, value) { this.root.style.setProperty(name, value); }
+
   build() {
     const d = this.data, { last } = this.story;
     this.chips = d.passes.map((pass, s) =>
-      button(`f-chip${pass.quiet ? ".quiet" : ""}`, h("span"), `pass ${pass.name}`, () => this.openPass(s)));
+      button(`f-chip${pass.quiet ? ".quiet" : ""}${pass.bad ? ".bad" : ""}`, h("span"),
+        `pass ${pass.name}${pass.bad && `: ${pass.bad}`}`, () => this.openPass(s)));
     this.search = h("input.f-search", { type: "search", placeholder: "/ search", spellcheck: "false",
-      "aria-label": "search name, target, opcode, shape, file:line, or the code of a step" });
+      "aria-label": "search" });
     on(this.search, "input", () => this.find(this.search.value, 0));
     const boxes = d.metrics.map((metric) => {
       const box = h("input", { type: "checkbox" }), change = () => this.columns[box.checked ? "add" : "delete"](metric);
       box.checked = metric.on;
+      box.title = metric.tip;
       change();
       on(box, "change", () => { change(); this.show(); });
       return h("label", box, metric.title);
     });
-    const pane = (name) => (this[name] = h(`div.f-${name}`));
+    const pane = (name, values) => (this[name] = h(`div.f-${name}`, values));
     const tools = h("div.f-tools", this.search, (this.found = h("span.f-found", { role: "status" })),
-      (this.tabButton = button("f-b", "picture", "the classic box-and-arrow picture", () => this.picture())),
+      (this.tabButton = tool("picture", "the classic box-and-arrow picture", () => this.picture())),
       h("details.f-menu", { hidden: !boxes.length }, h("summary.f-b", "columns"), h("div.f-choices", boxes)),
-      button("f-b", "fold", "fold all modules", () => this.foldAll(false)),
-      button("f-b", "unfold", "unfold all modules", () => this.foldAll(true)),
-      (this.predictButton = button("f-b", "predict", "predict the next edit (P)", () => this.predict(!this.guessing))),
-      button("f-b", "wall", "wall mode (W)", () => this.wall(!this.isWall)),
-      button("f-b", "?", "keys (?)", () => this.help()));
+      tool("fold", "fold all modules", () => this.foldAll(false)),
+      tool("unfold", "unfold all modules", () => this.foldAll(true)),
+      (this.predictButton = tool("predict", "predict the next edit (P)", () => this.predict(!this.guessing))),
+      tool("wall", "wall mode (W)", () => this.wall(!this.isWall)),
+      tool("?", "keys (?)", () => this.help()));
     this.tabButton.hidden = !this.host.ask;
-    this.source = h("div.f-source");
-    this.user = h("div.f-source.f-user");
     this.lanes = svg("svg", { class: "f-lanes", "aria-hidden": "true" });
     this.canvas = h("div.f-canvas", { role: "rowgroup" });
     this.grid = h("div.f-grid", { tabindex: 0, role: "treegrid", "aria-readonly": "true",
       "aria-label": `${elide(d.title, 80)}: nodes beside their code` }, this.canvas);
     this.slider = h("input.f-slider", { type: "range", min: 0, max: last, step: 1, "aria-label": "step" });
     on(this.slider, "input", () => this.go(Number(this.slider.value)));
-    const ticks = d.passes.filter((pass) => pass.first > 1 && !pass.quiet).map((pass) => {
-      const tick = h("i");
-      tick.style.left = `${(100 * (pass.first - 1)) / last}%`;
-      return tick;
-    });
+    const ticks = d.passes.filter((pass) => pass.first > 1 && !pass.quiet).map(({ first }) =>
+      h("i", { style: `left:${(100 * (first - 1)) / last}%` }));
     this.code = button("f-code", "", "copy the code of this step", () => {
       if (this.step) navigator.clipboard?.writeText(this.story.steps[this.step].c).catch(() => {});
     });
     this.helpBox = h("div.f-help", { role: "dialog", "aria-label": "keys", hidden: true }, h("b", "Keys"),
       h("dl", d.keys.map(([name, what]) => [h("dt", name), h("dd", what)])),
-        button("f-b", "close", "close", () => this.help()));
+        tool("close", "close", () => this.help()));
+    this.split = h("div.f-split", { role: "separator", tabindex: 0, "aria-orientation": "vertical",
+      "aria-label": "width of the source", title: "drag, or Left and Right" });
+    on(this.split, "pointerdown", ({ pointerId }) => this.split.setPointerCapture(pointerId));
+    on(this.split, "pointermove", ({ buttons, clientX }) => buttons && this.divide(clientX));
     add(this.root,
       h("div.f-top", h("b.f-title", elide(d.title, 80)), h("div.f-chips", this.chips), pane("counts"), tools),
       pane("strip"),
       h("div.f-main",
-        h("div.f-left", pane("head"), this.source,
-          h("div.f-say", add(pane("sentence"), { "aria-live": "polite" }), pane("change"), pane("verdicts"),
-            pane("guess"), pane("note")), pane("detail"), pane("userhead"), this.user),
-        h("div.f-right", this.grid, add(pane("pane"), { hidden: true }))),
-      pane("legend"),
+        h("div.f-left", pane("head"), pane("source"),
+          h("div.f-say", pane("sentence", { "aria-live": "polite" }), pane("change"), pane("verdicts"),
+            pane("guess"), pane("note")), pane("detail"), pane("userhead"), (this.user = h("div.f-source.f-user"))),
+        this.split,
+        h("div.f-right", pane("heads", { "aria-hidden": "true" }), this.grid, pane("pane", { hidden: true }))),
+      h("div.f-legend", Object.entries(OPS).map(([letter, name]) => h("span", h("b", letter), ` ${name}`)),
+        Object.keys(WORDS).map((mark) => h("span", h(`b.${KIND[mark]}`, sign(mark)), ` ${WORDS[mark]}`)),
+        "pale: earlier in this pass", (this.state = h("b"))),
       h("div.f-foot", button("f-nav", "◀", "one step back (Left)", () => this.go(this.step - 1)),
         h("div.f-track", h("div.f-ticks", ticks), this.slider),
         button("f-nav", "▶", "one step on (Right)", () => this.go(this.step + 1)), this.code), this.helpBox);
     on(this.root, "keydown", (event) => this.press(event));
     on(this.grid, "scroll", () => this.paint());
     on(this.grid, "click", (event) => this.click(event));
-    on(this.root, "mouseover", ({ target }) => {
-      const line = target.closest("[data-line]"), row = target.closest("[data-index]");
-      this.light(line ? line.dataset.line : row ? this.items[row.dataset.index] : null);
-    });
+    const near = ({ target }, name) => target.closest(`[data-${name}]`)?.dataset[name];
+    on(this.root, "mouseover", (event) =>
+      this.light(near(event, "line") ?? this.items[near(event, "index")] ?? null));
     on(this.root, "mouseleave", () => this.light(null));
-    on(this.root, "click", ({ target }) => {
-      const line = target.closest("[data-line]");
-      if (line) this.chooseLine(line.dataset.line);
-    });
-    this.mute(this.root);
+    on(this.root, "click", (event) => near(event, "line") && this.chooseLine(near(event, "line")));
   }
 
-  // Notebook 7 takes the arrow keys from any focusable element that does not say this.
-  mute(box) {
-    for (const one of box.querySelectorAll("button, input, summary, [tabindex]"))
-      one.dataset.lmSuppressShortcuts = "true";
+  // The source ends where the divider is put.
+  divide(x) {
+    const { left, width } = this.root.getBoundingClientRect();
+    this.style("--left", `${Math.max(15, Math.min(75, (100 * (x - left)) / width))}%`);
   }
 
-  // Light and dark follow the host: JupyterLab and Notebook 7, VS Code, Colab, else the system.
+  // Light and dark follow JupyterLab and Notebook 7, VS Code, Colab, else the system.
   theme() {
     const media = matchMedia("(prefers-color-scheme: dark)"), { body, documentElement: page } = document;
     const read = () => {
@@ -380,15 +337,15 @@ export class Viewer {
       const dark = lab ? lab === "false" : code ? !code.includes("light") : colab ? colab === "dark" : media.matches;
       this.root.dataset.theme = dark ? "dark" : "light";
     };
-    read();
     const watch = new MutationObserver(read);
     for (const one of [body, page])
       watch.observe(one, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind", "theme"] });
-    on(media, "change", read);
+    media.onchange = read;
+    read();
     this.close = () => {
       watch.disconnect();
-      media.removeEventListener("change", read);
       this.sizes.disconnect();
+      media.onchange = null;
     };
   }
 
@@ -396,18 +353,15 @@ export class Viewer {
     step = Math.max(0, Math.min(this.story.last, step));
     if (step === this.step && this.frame) return;
     Object.assign(this, { step, judged: null, opened: null });
+    this.say("");
     this.host.set("step", step);
     this.show(this.frame || this.story.steps[step]?.k !== "create");
     if (!this.pane.hidden) this.picture("again");
   }
 
   goPass(by) {
-    const { passes } = this.data, s = this.step ? this.story.pass(this.step) : -1, now = passes[s];
-    if (now && by < 0 && this.step > now.first) return this.go(now.first - 1);
-    if (now && by > 0 && this.step < now.last) return this.go(now.last);
-    for (let k = s + by; passes[k]; k += by)
-      if (!passes[k].quiet) return this.go(by > 0 ? passes[k].last : passes[k].first - 1);
-    return this.go(by > 0 ? this.story.last : 0);
+    const ends = [0, ...this.data.passes.filter(({ quiet }) => !quiet).map(({ last }) => last)];
+    this.go((by > 0 ? ends.find((at) => at > this.step) : ends.findLast((at) => at < this.step)) ?? this.step);
   }
 
   openPass(s) {
@@ -424,10 +378,13 @@ export class Viewer {
   nextChange(by) {
     for (let i = this.step + by; i >= 1 && i <= this.story.last; i += by) {
       const { m, r, k } = this.story.steps[i];
-      if (k !== "value" && (this.row === null || r === this.row || m.includes(this.row))) return this.go(i);
+      if (k !== "value" && (this.row === null || r === this.row || m.includes(this.row))) { this.go(i); return; }
     }
-    return undefined;
+    this.say(`no ${by > 0 ? "later" : "earlier"} change ${this.row === null ? "" : `of ${this.nameOf(this.row)}`}`);
   }
+
+  // Said beside the search, and by a screen reader.
+  say(text) { this.found.textContent = text; }
 
   now(id) { return this.story.at(id, this.step); }
 
@@ -507,12 +464,9 @@ export class Viewer {
   }
 
   inside(group) {
-    if (!group.all) {
-      const groups = [group];
-      for (const one of groups) groups.push(...one.kids.filter(isGroup));
-      group.all = groups.flatMap((one) => one.kids.filter((kid) => !isGroup(kid))).sort((a, b) => a - b);
-    }
-    return group.all;
+    const groups = [group];
+    if (!group.all) for (const { kids } of groups) groups.push(...kids.filter(isGroup));
+    return (group.all ??= groups.flatMap(({ kids }) => kids.filter((kid) => !isGroup(kid))).sort((a, b) => a - b));
   }
 
   foldAll(open) {
@@ -520,26 +474,25 @@ export class Viewer {
     this.show(true);
   }
 
+  home(row) { return this.tree.home.get(this.frame.slots.findIndex(({ id }) => id === row)); }
+
+  // Open every fold around a row.
+  unfold(row) {
+    for (let group = this.home(row); group && group.key; group = group.up) this.folds.set(group.key, true);
+    this.show();
+  }
+
   // Enter opens the selected fold, or folds the selected row's module.
   toggle() {
-    if (this.group) {
-      const { group } = this, first = this.frame.slots[this.inside(group)[0]].id;
-      this.folds.set(group.key, true);
-      if (group.times) for (const kid of group.kids) this.folds.set(kid.key, this.folds.get(kid.key) ?? false);
-      this.group = null;
-      this.row = first;
-      this.show();
-      if (!this.place.has(first)) return;
-      const item = this.items[this.place.get(first)];
-      if (item.group) this.choose(this.place.get(first)); else this.select(first);
-      return;
-    }
-    const group = this.tree.home.get(this.frame.slots.findIndex((slot) => slot.id === this.row));
-    if (!group || !group.key) return;
-    this.folds.set(group.key, false);
+    const { group } = this, row = group ? this.frame.slots[this.inside(group)[0]].id : this.row,
+      home = group || this.home(row);
+    if (!home || !home.key) return;
+    this.folds.set(home.key, !!group);
+    if (group && group.times) for (const kid of group.kids) this.folds.set(kid.key, this.folds.get(kid.key) ?? false);
+    Object.assign(this, { row, group: null });
     this.show();
-    const at = this.items.findIndex((item) => item.group === group);
-    if (at >= 0) this.choose(at);
+    const folded = this.items.findIndex((item) => item.group === home), at = folded < 0 ? this.place.get(row) : folded;
+    if (at !== undefined) this.choose(at);
   }
 
   choose(index) {
@@ -560,21 +513,28 @@ export class Viewer {
     if (this.items[at]) this.choose(at);
   }
 
-  toward(ids, last) {
+  // To the first input or user; with Shift, to the next one of the same row.
+  toward(what, ids, again) {
     const places = (ids || []).map((id) => this.place.get(id)).filter((at) => at !== undefined);
-    if (places.length) this.choose(places[last ? places.length - 1 : 0]);
+    if (again && this.hop && this.hop.what === what && this.hop.to === this.row) this.hop.k++;
+    else this.hop = { what, k: 0, all: [...new Set(places)] };
+    const { all, k } = this.hop, n = all.length;
+    if (!n) { this.say(what === "i" ? "reads nothing" : "read by nothing"); return; }
+    this.choose(all[k % n]);
+    this.hop.to = this.row;
+    this.say(n > 1 ? `${(k % n) + 1} of ${n} (Shift: next)` : "");
   }
 
   measure() {
     this.tall = parseFloat(getComputedStyle(this.root).getPropertyValue("--row")) || 24;
-    const probe = h("span.f-line.f-probe", "0".repeat(50));
     if (!this.wide) {
-      this.canvas.append(probe);
+      const probe = this.canvas.appendChild(h("span.f-probe", "0".repeat(50)));
       this.wide = probe.getBoundingClientRect().width / 50;
       probe.remove();
     }
     this.canvas.style.height = `${this.items.length * this.tall}px`;
-    this.root.style.setProperty("--gutter", `${(this.gutter + 1) * LANE}px`);
+    this.heads.style.paddingRight = `${this.grid.offsetWidth - this.grid.clientWidth}px`;
+    this.style("--gutter", `${(this.gutter + 1) * LANE}px`);
   }
 
   resize() {
@@ -597,10 +557,10 @@ export class Viewer {
       for (const id of this.now(this.row).ins) this.around.set(id, "in");
       for (const id of this.users.get(this.row) || []) this.around.set(id, this.around.has(id) ? "both" : "out");
     }
-    const shape = this.root.clientWidth < 560 || this.isWall ? 0 : 170 + this.columns.size * 92;
-    const at = this.chosen(), rows = [];
-    const spare = (this.canvas.clientWidth || 600) - (this.gutter + 1) * LANE - 26 - shape;
-    this.room = Math.max(12, Math.floor(spare / (this.wide || 8)));
+    const { data } = this, at = this.chosen(), rows = [], letter = this.wide || 8, shapes = (data.width + 2) * letter;
+    const columns = this.root.clientWidth < 560 || this.isWall ? 0 : shapes + this.columns.size * 92;
+    const spare = (this.canvas.clientWidth || 600) - (this.gutter + 1) * LANE - 28 - columns;
+    this.room = Math.max(12, Math.floor(spare / letter));
     for (let index = from; index < to; index++) rows.push(this.paintRow(index, index === at));
     this.canvas.replaceChildren(this.lanes, ...rows);
     this.draw(from, to, at);
@@ -621,17 +581,17 @@ export class Viewer {
     const near = slots.map(({ id }) => this.around.get(id)).find(Boolean);
     const badge = near && h(`span.f-badge.${near}`, { in: "◂ input", out: "▸ reader", both: "◂▸ both" }[near]);
     const row = h("div.f-row", { role: "row", id: `${this.id}-${index}`, "data-index": index,
-      "aria-rowindex": index + 1, "aria-level": level, "aria-selected": picked ? "true" : "false" }, cell("gap"));
-    row.style.transform = `translateY(${index * this.tall}px)`;
+      style: `transform:translateY(${index * this.tall}px)`, "aria-rowindex": index + 1, "aria-level": level,
+      "aria-selected": String(picked) }, cell("gap"));
     const mark = (...names) => row.classList.add(...names);
     if (index % 2) mark("odd");
     if (picked) mark("selected");
     if (this.hits.includes(index)) mark("hit");
     if (group) {
       const [, name, type] = this.data.paths[group.path], { times } = group;
-      const sums = ["+", "-", "~"].flatMap((sign) => [true, false].map((strong) => {
-        const n = slots.filter((one) => one.mark === sign && one.strong === strong).length;
-        return n ? h(`${strong ? "b" : "span"}.${KIND[sign]}`, `${sign === "-" ? "−" : sign}${n} `) : null;
+      const sums = Object.keys(WORDS).flatMap((mark) => [true, false].map((strong) => {
+        const n = slots.filter((one) => one.mark === mark && one.strong === strong).length;
+        return n > 0 && h(`${strong ? "b" : "span"}.${KIND[mark]}`, `${sign(mark)}${n} `);
       }));
       const said = `${type}${times ? ` ×${times}` : ""}`, count = `${plural(alive(slots).length, "row")} folded`;
       mark("fold");
@@ -642,15 +602,15 @@ export class Viewer {
     const now = this.now(slot.id), empty = slot.st === 2, text = empty ? "" : this.lineOf(slot),
       room = this.room - (near ? 10 : 0);
     mark(["live", "ghost", "empty"][slot.st]);
+    if (this.step && slot.id === this.story.steps[this.step].r) mark("about");
     if (slot.mark) mark(KIND[slot.mark], slot.strong ? "strong" : "faint");
-    const line = cell("line", this.tokens(picked ? text : elide(text, room), now), badge);
-    if (picked && text.length > room) line.classList.add("full");
-    const sign = slot.mark === "-" ? "−" : slot.mark;
-    add(row, cell("mark", sign), line, cell("shape", empty ? "" : elide(now.shape, 25)));
+    if (picked && text.length > room) mark("full");
+    add(row, cell("mark", sign(slot.mark)), cell("line", this.tokens(picked ? text : elide(text, room), now), badge),
+      cell("shape", empty ? "" : elide(now.shape, this.data.width)));
     for (const { values, max, unit } of this.columns) {
-      const value = values[slot.id], bar = h("i"), known = value !== undefined && slot.st === 0;
-      if (known) bar.style.width = `${Math.min(100, Math.max(1, (100 * value) / max))}%`;
-      row.append(cell("metric", known ? [bar, h("span", `${short(value)}${unit}`)] : ""));
+      const value = values[slot.id], known = value !== undefined && slot.st === 0;
+      const bar = h("i", { style: `width:${Math.min(100, Math.max(1, (100 * value) / max))}%` });
+      row.append(cell("metric", known && [bar, h("span", `${short(value)}${unit}`)]));
     }
     if (empty) return add(row, { "aria-label": "a row that a later step makes" });
     const names = (list) => (list || []).map((id) => this.nameOf(id)).join(", ") || "nothing";
@@ -678,8 +638,9 @@ export class Viewer {
     const { tall, lane: { lane, end, back, width }, inputs, cap } = this, kids = [], r = Math.min(8, tall / 2 - 3);
     const x = (value) => LANE * (Math.min(value, cap) + 0.75), y = (row) => (row + 0.5) * tall,
       aside = x(Math.min(width, cap)) + 2;
-    const tone = (row) => (lane[row] >= cap ? "many" : `t${lane[row] % 6}`);
-    const path = (d, name) => kids.push(svg("path", { d, class: name }));
+    const tone = (row) => (lane[row] >= cap ? "many" : lane[row] % 6);
+    const path = (d, name, hue) => kids.push(svg("path", { d, class: `${name} ${hue === "many" ? hue : ""}`,
+      style: hue >= 0 && `stroke:var(--t${hue})` }));
     const arc = (row, other, bow, name) => {
       const start = inputs[other] ? x(lane[other]) : aside, stop = x(lane[row]), a = y(other), b = y(row);
       const tilt = row === other ? tall : 0;
@@ -690,13 +651,13 @@ export class Viewer {
       if (!inputs[row]) continue;
       const stop = Math.max(y(row), y(end[row]) - (lane[end[row]] === lane[row] ? 0 : tall * 0.8));
       if (end[row] > row && end[row] >= from)
-        path(`M${x(lane[row])} ${y(row)}V${stop}`, `${tone(row)} ${row === selected ? "out" : ""}`);
+        path(`M${x(lane[row])} ${y(row)}V${stop}`, row === selected ? "out" : "", tone(row));
       for (const producer of row < from ? [] : inputs[row]) {
         const a = x(lane[producer]), b = x(lane[row]),
           name = producer === selected ? "out" : row === selected ? "in" : "";
         if (producer >= row) continue;
-        if (a !== b) path(`M${a} ${y(row) - tall * 0.8}Q${a} ${y(row)} ${b} ${y(row)}`, `${tone(producer)} ${name}`);
-        else if (name === "in") path(`M${a} ${y(row) - tall}V${y(row)}`, `${tone(producer)} in`);
+        if (a !== b) path(`M${a} ${y(row) - tall * 0.8}Q${a} ${y(row)} ${b} ${y(row)}`, name, tone(producer));
+        else if (name === "in") path(`M${a} ${y(row) - tall}V${y(row)}`, name, tone(producer));
       }
     }
     for (const [row, other] of [...this.dangling, ...back])
@@ -710,11 +671,10 @@ export class Viewer {
       const { group, slots: [slot] } = this.items[row], ghost = !group && slot.st === 1,
         cx = ghost ? aside : x(lane[row]);
       if ((group && lane[row] < 0) || (!group && slot.st === 2)) continue;
-      const letter = group ? (group.times ? "×" : "…") : this.now(slot.id).letter;
-      if (group) kids.push(svg("rect", { x: cx - r, y: y(row) - r, width: 2 * r, height: 2 * r, rx: 3,
-        class: "g fold" }));
-      else kids.push(svg("circle", { cx, cy: y(row), r, class: ghost ? "g ghost" : `g o${letter.replace(".", "D")}` }));
-      kids.push(svg("text", { x: cx, y: y(row), class: ghost ? "ghost" : "" }, letter));
+      const letter = group ? (group.times ? "×" : "…") : this.now(slot.id).letter, name = ghost ? "ghost" : "";
+      kids.push(svg("rect", { x: cx - r, y: y(row) - r, width: 2 * r, height: 2 * r, rx: group ? 3 : r,
+        class: `g ${name}`, style: `--fill:var(--${group ? "P" : letter.replace(".", "D")})` }),
+      svg("text", { x: cx, y: y(row), class: name }, letter));
     }
     attrs(this.lanes, { width: (this.gutter + 1) * LANE, height: this.items.length * tall }).replaceChildren(...kids);
   }
@@ -722,23 +682,30 @@ export class Viewer {
   // The left pane: line, sentence, verdicts, and what is known of the selected row.
   tell() {
     const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s];
-    const isPass = span && span.kind === "pass", opening = story.steps.find((one) => one && one.w.length)?.w || [];
-    const frames = step ? step.w : this.guessing ? [] : opening.slice(0, 1).map(([file, , ...to]) => [file, 0, ...to]);
+    const isPass = span && span.kind === "pass", first = span || data.passes[0];
+    const frames = step ? step.w : this.guessing || !data.opening ? [] : [data.opening];
     const level = frames[this.level] ? this.level : 0, quiet = this.opened && this.opened.quiet ? this.opened : null;
     this.head.hidden = !frames.length;
-    this.head.replaceChildren(h("span", span && !isPass ? "model source" : "pass source"), ...frames.map((place, k) =>
-      button(`f-frame${k === level ? ".on" : ""}`, `${place[0].split("/").pop()}${place[1] ? `:${place[1]}` : ""}`,
-        `${place[0]} line ${place[1]}, in ${place[2]}`, () => { this.level = k; this.tell(); })));
+    this.head.replaceChildren(h("span", `${first && first.kind !== "pass" ? "model" : "pass"} source`),
+      ...frames.map(([file, line, name], k) =>
+        button(`f-frame${k === level ? ".on" : ""}`, file.split("/").pop() + (line ? `:${line}` : ""),
+          `${file} line ${line}, in ${name}`, () => { this.level = k; this.tell(); })));
     const text = quiet ? quiet.sentence : step ? step.t : `start: ${data.title}, ${plural(this.place.size, "node")}`;
     if (this.sentence.textContent !== text) this.sentence.textContent = text;
     this.sentence.classList.toggle("bad", !!step && step.k === "error");
     this.change.replaceChildren(...(step && !quiet ? this.changed(step) : []));
     const pass = quiet || (isPass && this.step === span.last ? span : null), same = pass && pass.same, facts = [];
-    const fact = (label, words, bad) => facts.push(h(`div${bad ? ".bad" : ""}`, `${label}: `, h("b", words)));
+    const fact = (label, words, bad, more) =>
+      facts.push(h(`div${bad ? ".bad" : ""}`, `${label}: `, h("b", words), more));
+    const link = same && story.rows.has(same.row) && button("f-link", "show", `show ${same.name}`, () => {
+      this.unfold(same.row);
+      this.select(same.row);
+      this.focus();
+    });
     if (step && !quiet && !["value", "error"].includes(step.k))
       fact("well formed", step.wf ? `no: ${step.wf}` : "yes", step.wf);
     const unknown = pass ? "not checked" : "not checked inside a pass";
-    if (isPass || quiet) fact("same output", same ? same.text : unknown, same && same.verdict === "different");
+    if (isPass || quiet) fact("same output", same ? same.text : unknown, same && same.verdict === "different", link);
     if (pass && pass.kept.length)
       facts.push(h("details", h("summary", `${plural(pass.kept.length, "note")} on what ${pass.name} left alone`),
         h("ul", pass.kept.map((note) => h("li", note)))));
@@ -751,21 +718,17 @@ export class Viewer {
     this.userhead.replaceChildren(made && isPass ? `model source · ${made[0]}:${made[1]}` : "");
     this.listing(this.user, isPass ? made : null, "u");
     this.listing(this.source, frames[level], "p");
-    this.mute(this.root.querySelector(".f-left"));
     this.lightRows();
   }
 
   // The rows that each source line edited in this pass, up to this step.
   edited() {
-    const out = new Map();
-    for (let j = this.story.span(this.story.pass(this.step)).first; j <= this.step; j++) {
-      const { w, r, m } = this.story.steps[j];
-      for (const place of w) {
-        const ids = out.get(key(place)) || new Set();
+    const out = new Map(), { steps } = this.story;
+    for (const { w, r, m } of steps.slice(this.story.span(this.story.pass(this.step)).first, this.step + 1))
+      for (const at of w.map(key)) {
+        const ids = out.get(at) || out.set(at, new Set()).get(at);
         for (const id of [r, ...m]) if (id !== null) ids.add(id);
-        out.set(key(place), ids);
       }
-    }
     return out;
   }
 
@@ -776,7 +739,7 @@ export class Viewer {
       did = this.edited();
     if (box.dataset.about !== about) {
       box.dataset.about = about;
-      box.replaceChildren(...(source ? source.text.trimEnd().split("\n").map((text, k) =>
+      box.replaceChildren(...(source ? source.text.split("\n").map((text, k) =>
         h("div.f-code-line", { "data-line": `${kind}${place[3]}:${source.line + k}` },
           h("span.no", String(source.line + k)), h("span", text || " ")))
         : [h("div.dim", `${place[0]}:${place[1]} in ${place[2]} (its text was not stored)`)]));
@@ -812,28 +775,25 @@ export class Viewer {
     return out;
   }
 
-  // What a run computed here.
+  // What a run computed here, beyond its sentence.
   value(v) {
-    const facts = [`${v.dtype || ""} ${v.shape || v.text || ""}`], bars = v.histogram || [], top = Math.max(1, ...bars);
-    if (v.mean !== undefined) facts.push(`min ${short(v.min)} · mean ${short(v.mean)} · max ${short(v.max)}`);
-    if (v.bytes !== undefined) facts.push(`${short(v.bytes)}B, ${short(v.live_bytes ?? v.bytes)}B live`);
-    if (v.seconds) facts.push(`${short(v.seconds * 1e3)} ms`);
-    if (v.freed && v.freed.length) facts.push(`freed here: ${v.freed.map((id) => this.nameOf(id)).join(", ")}`);
+    const bars = v.histogram || [], top = Math.max(1, ...bars), image = v.thumbnail;
     const rects = bars.map((n, k) => svg("path", { d: `M${k * 10} 40v${(-38 * n) / top}h9V40` }));
-    return [...facts.map((fact) => h("div", fact)), svg("svg", { class: "f-hist", viewBox: "0 0 160 40", role: "img",
-      "aria-label": `histogram: ${bars.join(" ")}` }, rects)];
+    return [`${v.dtype || ""} ${v.seconds ? `${short(v.seconds * 1e3)} ms` : ""}`,
+      bars.length > 0 && svg("svg", { class: "f-hist", viewBox: "0 0 160 40", role: "img",
+        "aria-label": `histogram: ${bars.join(" ")}` }, rects),
+      image && h("img.f-thumb", { src: `data:image/png;base64,${image}`, alt: "its last two dimensions, min to max" })];
   }
 
   about() {
     this.detail.hidden = this.row === null;
     if (this.row === null) return;
     const { path, source, from } = this.story.rows.get(this.row), now = this.now(this.row);
-    const dim = (text) => h("span.dim", text);
+    const dim = (text) => h("span.dim", text), known = (id) => this.story.rows.has(id),
+      [, module, type] = this.data.paths[path] || [];
     const link = (id) => [button("f-link", elide(this.nameOf(id), 40), this.nameOf(id), () => this.select(id)), " "];
     const links = (label, ids) => [dim(label), ids.length ? ids.slice(0, 8).map(link) : "nothing ",
       ids.length > 8 ? `and ${ids.length - 8} more ` : ""];
-    const known = (id) => typeof id === "number" && this.story.rows.has(id),
-      [, module, type] = this.data.paths[path] || [];
     this.detail.replaceChildren(
       h("div.full", h("b", elide(now.name, 200)), ` ${OPS[now.letter]} ${now.shape} `,
         h("code", this.story.line(this.row, this.step))),
@@ -848,23 +808,19 @@ export class Viewer {
   chrome() {
     const { data, story } = this, step = story.steps[this.step], s = step ? step.s : -1, pass = data.passes[s];
     this.chips.forEach((chip, k) => {
-      const { name, first, last } = data.passes[k];
-      const at = k === s ? `${this.step - first + 1}/` : "";
-      chip.firstChild.textContent = `${name} ${at}${Math.max(0, last - first + 1)}`;
+      const { name, first, last, bad } = data.passes[k], at = k === s ? `${this.step - first + 1}/` : "";
+      chip.firstChild.textContent = `${name} ${at}${Math.max(0, last - first + 1)}${bad && ` · ${bad}`}`;
       chip.classList.toggle("on", k === s);
       attrs(chip, { "aria-current": k === s ? "step" : null });
     });
-    const live = this.outer().length;
-    const before = !step ? live : story.slots(s, step.k === "result" ? step.was : step.p).filter(({ born }) =>
-      born < pass.first).length;
+    const live = this.outer().length, before = pass ? pass.nodes : live;
     this.counts.textContent = before === live ? plural(live, "node") : `nodes ${before} → ${live}`;
     this.strip.replaceChildren(...(pass ? pass.strip.map((text) => h("span", text)) : []));
     this.strip.hidden = !pass || !pass.strip.length;
-    const folded = this.items.reduce((sum, { group, slots }) => sum + (group ? alive(slots).length : 0), 0);
-    this.legend.replaceChildren(...Object.entries(OPS).map(([letter, name]) => h("span", h("b", letter), ` ${name}`)),
-      ...["+", "-", "~"].map((sign) => h("span", h(`b.${KIND[sign]}`, sign === "-" ? "−" : sign), ` ${WORDS[sign]}`)),
-      "pale: earlier in this pass", h("b", folded ? `${plural(folded, "row")} folded` : ""),
-      h("b", this.closed ? "gaps closed" : ""));
+    const folded = this.items.flatMap(({ group, slots }) => (group ? alive(slots) : [])).length;
+    this.state.textContent = `${folded ? `${plural(folded, "row")} folded` : ""} ${this.closed ? "gaps closed" : ""}`;
+    this.heads.replaceChildren(h("div.f-line", "code"), h("div.f-shape", data.width > 0 ? "shape" : ""),
+      ...[...this.columns].map(({ title, tip }) => h("div.f-metric", { title: tip }, title)));
     const label = step ? `step ${this.step} of ${story.last} · ${elide(step.c, 48)}`
       : `start, ${plural(story.last, "step")}`;
     this.slider.value = this.step;
@@ -889,16 +845,13 @@ export class Viewer {
   }
 
   lightRows() {
-    const ids = new Set(), lines = new Set(), { lit, row } = this, picked = row === null ? [] : [row];
-    if (typeof lit === "string") {
-      const at = lit.slice(1), span = this.story.span(this.story.pass(this.step));
-      for (const id of (lit[0] === "p" && this.edited().get(at)) || []) ids.add(id);
-      if (lit[0] === "u" || span.kind !== "pass")
-        for (const { id } of this.frame.slots) if (this.made(id, at)) ids.add(id);
-      lines.add(lit);
-    } else if (lit) for (const { id } of lit.slots) ids.add(id);
-    for (const id of typeof lit === "string" ? [] : lit ? ids : picked) {
-      for (const [line, rows] of this.edited()) if (rows.has(id)) lines.add(`p${line}`);
+    const { lit, row } = this, edited = this.edited(), isLine = typeof lit === "string", at = isLine && lit.slice(1);
+    const made = isLine && (lit[0] === "u" || this.story.span(this.story.pass(this.step)).kind !== "pass");
+    const ids = new Set(!isLine ? lit && lit.slots.map(({ id }) => id) : [...(lit[0] === "p" && edited.get(at) || []),
+      ...this.frame.slots.map(({ id }) => id).filter((id) => made && this.made(id, at))]);
+    const lines = new Set(isLine ? [lit] : []);
+    for (const id of isLine ? [] : lit ? ids : row === null ? [] : [row]) {
+      for (const [line, rows] of edited) if (rows.has(id)) lines.add(`p${line}`);
       for (const place of this.story.rows.get(id).source) lines.add(`u${key(place)}`).add(`p${key(place)}`);
     }
     for (const one of this.canvas.querySelectorAll("[data-index]"))
@@ -910,9 +863,8 @@ export class Viewer {
   chooseLine(line) {
     const at = line.slice(1);
     if (this.guessing && line[0] === "p") { this.judge(null, at); return; }
-    const ids = line[0] === "p" ? [...(this.edited().get(at) || [])] : [];
-    const found = [...ids, ...this.frame.slots.map(({ id }) => id).filter((id) => this.made(id, at))].find((id) =>
-      this.spot(id) !== undefined);
+    const ids = [...(line[0] === "p" && this.edited().get(at) || []), ...this.frame.slots.map(({ id }) => id)
+      .filter((id) => this.made(id, at))], found = ids.find((id) => this.spot(id) !== undefined);
     if (found !== undefined) this.select(found);
   }
 
@@ -948,7 +900,7 @@ export class Viewer {
     }
     if (at !== undefined) this.choose(at); else this.paint();
     const which = at === undefined ? "" : `${hits.indexOf(at) + 1} of `;
-    this.found.textContent = this.query ? `${which}${this.total} found` : "";
+    this.say(this.query ? `${which}${this.total} found` : "");
   }
 
   predict(on) {
@@ -962,22 +914,22 @@ export class Viewer {
   }
 
   quiz() {
-    if (this.step >= this.story.last) return [h("div.dim", "This was the last step.")];
-    const next = button("f-b", "show me", "show the next step", () => { this.go(this.step + 1); this.focus(); });
+    if (this.step >= this.story.last) return [h("div", "This was the last step.")];
+    const next = tool("show me", "show the next step", () => { this.go(this.step + 1); this.focus(); });
     if (this.judged) return [h(`div.${this.judged.right ? "right" : "wrong"}`, { role: "status" }, this.judged.text),
       next];
     const kinds = ["create", "reroute", "erase", "args", "move", "rename", "target", "module"].map((kind) =>
-      button("f-b", kind, `guess: ${kind} at the selected row`, () => this.judge(kind)));
+      tool(kind, `guess: ${kind} at the selected row`, () => this.judge(kind)));
     return [h("div", "What comes next? Select a row, then an edit; or pick a line of the pass."),
       h("div.f-kinds", kinds, next)];
   }
 
   // Any edit that the pass may do next in the same match is a right guess.
   judge(kind, line) {
-    const next = this.story.match(this.step), right = next.find(({ w, k, r, m, e = [] }) =>
+    const from = this.step + 1, next = this.story.steps.slice(from, from + (this.story.steps[from]?.n || 0));
+    const right = next.find(({ w, k, r, m, e = [] }) =>
       (line ? w.some((place) => key(place) === line) : k === kind && [r, ...m, e[2]].includes(this.row)));
-    this.judged = { right,
-      text: right ? `Yes: ${right.t}` : `Not next. What comes: ${next.length ? next[0].t : "nothing"}` };
+    if (next.length) this.judged = { right, text: right ? `Yes: ${right.t}` : `Not next. What comes: ${next[0].t}` };
     this.tell();
     this.focus();
   }
@@ -985,11 +937,10 @@ export class Viewer {
   // Wall mode is in the browser's top layer, where no part of a notebook clips it.
   wall(on) {
     if (this.isWall === on) return;
-    this.isWall = on;
     const { root } = this;
-    root.classList.toggle("wall", on);
-    if (root.showPopover && on) { root.popover = "manual"; if (root.isConnected) root.showPopover(); }
-    if (!on) root.removeAttribute("popover");
+    root.classList.toggle("wall", (this.isWall = on));
+    attrs(root, { popover: on && "manual" });
+    if (on && root.isConnected) root.showPopover();
     this.host.set("wall", on);
     this.wide = 0;
     if (this.frame) { this.show(true); this.focus(); }
@@ -1000,20 +951,23 @@ export class Viewer {
     if (this.helpBox.hidden) this.focus(); else this.helpBox.querySelector("button").focus();
   }
 
-  // The kernel draws the classic picture. Called by the button, by a new step, and with the kernel's reply.
+  // The kernel draws the classic picture; a page has those that it was written with.
   picture(reply) {
-    if (!this.host.ask) return;
     if (reply && reply.kind) {
-      this.pane.replaceChildren(reply.text || h("img", { src: `data:image/svg+xml;base64,${reply.svg}`,
-        alt: `graph of step ${reply.step}` }));
+      clearTimeout(this.waiting);
+      this.pane.replaceChildren(add(h("div"), reply.text, reply.svg && h("img",
+        { src: `data:image/svg+xml;base64,${reply.svg}`, alt: `graph of step ${reply.step}` })));
       return;
     }
     const on = reply === "again" || this.pane.hidden;
     this.pane.hidden = !on;
-    this.grid.hidden = on;
+    this.grid.hidden = this.heads.hidden = on;
     this.tabButton.textContent = on ? "code" : "picture";
     if (!on) { this.resize(); return; }
-    this.pane.replaceChildren("drawing … (the notebook's kernel does it)");
+    const say = (text) => this.pane.replaceChildren(text);
+    say("drawing … (the notebook's kernel does it)");
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(say, 8000, "No answer: the kernel that showed this has gone. All else here works.");
     this.host.ask({ kind: "picture", step: this.step });
   }
 
@@ -1037,13 +991,15 @@ export class Viewer {
       PageDown: () => this.goPass(1), Home: () => this.go(0), End: () => this.go(this.story.last),
       ArrowUp: () => this.along(-1), ArrowDown: () => this.along(1), Enter: () => this.toggle(), n: () =>
         this.nextChange(by),
-      i: () => this.row !== null && this.toward(this.now(this.row).ins, shiftKey),
-      u: () => this.toward(this.users.get(this.row), shiftKey),
+      i: () => this.row !== null && this.toward("i", this.now(this.row).ins, shiftKey),
+      u: () => this.toward("u", this.users.get(this.row), shiftKey),
       c: () => { this.closed = !this.closed; this.show(true); }, p: () => this.predict(!this.guessing),
       w: () => this.wall(!this.isWall), "?": () => this.help(), "/": () =>
         { this.search.focus(); this.search.select(); },
     };
     let run = act[name] || act[name.toLowerCase()];
+    if (target === this.split && name.startsWith("Arrow"))
+      run = () => this.divide(target.getBoundingClientRect().x + (name === "ArrowLeft" ? -40 : 40));
     if (target === this.search && name !== "Escape") {
       event.stopPropagation();
       if (name !== "Enter") return;
@@ -1093,15 +1049,20 @@ async function render({ model, el }) {
 // A page calls this with its story in base64; the address keeps the step (#12).
 export async function open(root, packed, values) {
   const data = await unpack(Uint8Array.from(atob(packed), (c) => c.charCodeAt(0))),
-    kept = { notes: data.notes, ...values };
+    kept = { notes: data.notes, ...values }, { pictures = [] } = data;
+  let reply;
   kept.step = Number(location.hash.slice(1)) || kept.step;
   return new Viewer(root, data, {
     get: (name) => kept[name],
-    on: () => {},
+    on: (name, run) => { if (name === "picture") reply = run; },
     set: (name, value) => {
       kept[name] = value;
       if (name === "step") history.replaceState(null, "", `#${value}`);
     },
+    ask: pictures.length ? ({ step }) => {
+      const [at, drawn] = pictures.findLast(([first]) => first <= step) || pictures[0];
+      reply({ kind: "picture", step: at, svg: drawn, text: `as of step ${at}` });
+    } : null,
   });
 }
 

@@ -261,7 +261,7 @@ def test_wall_mode_fills_the_window_in_large_type(show, timeline, fuse, dark):
             const box = row.getBoundingClientRect();
             return box.bottom > grid.top + 1 && box.top < grid.bottom - 1;
           });
-          return { code: px(".f-line"), source: px(".f-source"), sentence: px(".f-sentence"),
+          return { code: px(".f-row .f-line"), source: px(".f-source"), sentence: px(".f-sentence"),
             rows: seen.length, root: [root.left, root.top, root.width, root.height],
             note: document.querySelector(".f-note").getBoundingClientRect().bottom };
         }"""
