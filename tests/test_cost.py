@@ -64,9 +64,37 @@ def test_flops_equal_torchs_counter_and_the_peak_is_within_a_tenth(model, shape)
     result = cost(gm, x)
     assert result.flops == counter.get_total_flops()
     assert result.flops == sum(row.flops for row in result.rows)
-    if model is not FusionCases:  # oneDNN pads its 4 channels to 16: kilobytes that nobody sees
-        assert result.peak_bytes == pytest.approx(measured_peak(gm, x), rel=0.1)
+    assert result.peak_bytes == pytest.approx(measured_peak(gm, x), rel=0.1)
     assert gm.meta["reports"]["cost"].kept == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(4, 4, 3, padding=1), (2, 4, 8, 8)),
+        (nn.Conv2d(20, 36, 3), (2, 20, 8, 8)),
+        (nn.Conv2d(4, 4, 3, groups=2), (2, 4, 8, 8)),
+        (nn.Conv2d(32, 32, 3, groups=32), (2, 32, 8, 8)),
+        (nn.Conv2d(64, 128, 3, stride=2, groups=4), (2, 64, 16, 16)),
+        (nn.Conv2d(24, 24, 3, dilation=2), (2, 24, 16, 16)),
+        (nn.Conv2d(64, 128, 1), (2, 64, 16, 16)),
+        (nn.Conv2d(64, 128, 1, stride=2), (2, 64, 16, 16)),
+        (nn.Conv2d(64, 128, 3).double(), (2, 64, 16, 16)),
+        (nn.ConvTranspose2d(64, 32, 2, stride=2), (2, 64, 16, 16)),
+        (nn.ConvTranspose2d(4, 4, 3, padding=1), (2, 4, 8, 8)),
+    ],
+    ids=str,
+)
+def test_the_memory_that_a_convolution_needs_for_its_time_is_counted(layer, shape):
+    gm = traced(nn.Sequential(layer))
+    x = torch.randn(shape, dtype=layer.weight.dtype)
+    assert cost(gm, x).peak_bytes == pytest.approx(measured_peak(gm, x), rel=0.1)
+
+
+def test_channels_last_input_needs_no_copy_of_itself():
+    gm, x = traced(nn.Sequential(nn.Conv2d(64, 128, 3))), torch.randn(2, 64, 16, 16)
+    x = x.to(memory_format=torch.channels_last)
+    assert cost(gm, x).peak_bytes == pytest.approx(measured_peak(gm, x), rel=0.1)
 
 
 def test_resnet50_has_the_papers_size():
