@@ -1,4 +1,8 @@
-"""2.2: dead code elimination that keeps effects."""
+"""2.2: dead code elimination: what may go, when a program has effects?
+
+The kit's own pass tells what is left; the program is run before and after, so that an effect that
+went missing shows in an input, in a buffer or in the random numbers that follow (section 5.5).
+"""
 
 from __future__ import annotations
 
@@ -66,14 +70,20 @@ def judge_dce(args: tuple[Any, ...], value: Any) -> Finding | None:
     return None
 
 
-def case(behaviour: str, title: str, make: Callable[[Graph], None], **root: Any) -> Case:
+def case(
+    behaviour: str,
+    title: str,
+    make: Callable[[Graph], None],
+    training: bool = False,
+    **root: Any,
+) -> Case:
     """A fixed case; `root` names modules by functions that make them."""
 
     def args() -> tuple[Any, ...]:
         owner = nn.Module()
         for name, module in root.items():
             owner.add_module(name, module())
-        return (programs.built(make, owner),)
+        return (programs.built(make, owner, training),)
 
     return Case(behaviour, title, args, judge_dce)
 
@@ -141,6 +151,13 @@ def random_number(graph: Graph) -> None:
     graph.output(x)
 
 
+def batch_norm(graph: Graph) -> None:
+    """A batch norm that nobody reads: in train mode it updates its statistics."""
+    x = graph.placeholder("x")
+    graph.call_module("bn", (x,))
+    graph.output(x)
+
+
 def unread_parameter(graph: Graph) -> None:
     """A parameter that nobody reads."""
     x = graph.placeholder("x")
@@ -156,6 +173,8 @@ def cases() -> Iterator[Case | Property]:
     yield case(
         "dead nodes go", "a module and an attribute that nobody reads", dead_module, **linear
     )
+    bn = {"bn": lambda: programs.layer("bn", "flat")}
+    yield case("dead nodes go", "a batch norm in eval mode", batch_norm, **bn)
     yield case("chains go", "a node that only a dead node reads", dead_chain)
     yield Property(
         "chains go",
@@ -169,6 +188,7 @@ def cases() -> Iterator[Case | Property]:
     relu = {"relu": lambda: nn.ReLU(inplace=True)}
     yield case("effects stay", "nn.ReLU(inplace=True)", in_place_module, **relu)
     yield case("effects stay", "a random number that nobody reads", random_number)
+    yield case("effects stay", "a batch norm in train mode", batch_norm, training=True, **bn)
     yield Property(
         "effects stay",
         "generated programs with effects",
@@ -212,6 +232,7 @@ EXERCISE = Exercise(
                 "no_effects": "which has an effect: add_ writes into its input in place",
                 "calls_only": "is still there: nobody reads it",
                 "parameters": "it erased the parameter y",
+                "by_underscore": "it erased setitem, which has an effect",
                 "nothing": "is still there",
             },
             stub=STUB,

@@ -39,6 +39,15 @@ def wrong_parameters(gm):
     return gm
 
 
+def wrong_by_underscore(gm):
+    """Know effects by their names."""
+    for node in reversed(list(gm.graph.nodes)):
+        writes = node.op == "call_method" and node.target.endswith("_")
+        if node.op not in ("placeholder", "output") and not node.users and not writes:
+            gm.graph.erase_node(node)
+    return gm
+
+
 def wrong_nothing(gm):
     """Do nothing."""
     return gm
