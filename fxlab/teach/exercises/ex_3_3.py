@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.tracer import symbolic_trace
 from fxlab.explorer.hunt import Bisection, judge
 from fxlab.explorer.record import record
 from fxlab.explorer.timeline import Step
@@ -25,33 +24,8 @@ from fxlab.teach.exercise import Case, Exercise, Finding, Part
 from fxlab.teach.exercises import foreign
 from fxlab.teach.judge import kind_of, unequal
 from fxlab.teach.limits import AnswerError
-from fxlab.teach.programs import fill
 
 Pass = Callable[[GraphModule], None]
-
-
-class Scaled(nn.Module):
-    """Layers with a factor behind them; ``order`` says which layer comes when."""
-
-    def __init__(self, order: str) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
-        self.c, self.d = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.order = order
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return f32[n, 4] for f32[n, 4]."""
-        for number, name in enumerate(self.order):
-            x = torch.tanh(getattr(self, name)(x) * (0.5 + number))
-        return x
-
-
-def limited(x: torch.Tensor) -> torch.Tensor:
-    """Say some things twice."""
-    a = torch.sigmoid(x) + torch.sigmoid(x)
-    b = torch.clamp(x, min=-4) * torch.clamp(x, min=-4)
-    c = torch.clamp(x, max=4) - torch.clamp(x, min=-4, max=4)
-    return a + b + c + torch.sigmoid(x)
 
 
 def leaking(x: torch.Tensor) -> torch.Tensor:
@@ -60,23 +34,6 @@ def leaking(x: torch.Tensor) -> torch.Tensor:
     b = nn.functional.leaky_relu(x, 0.2, inplace=False)
     c = nn.functional.elu(x, alpha=1.0) + nn.functional.elu(x, alpha=3.0)
     return a * b + c + torch.relu(x.abs())
-
-
-class Counting(nn.Module):
-    """Leave something behind at each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("shift", torch.empty(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return f32[n, 4] for f32[n, 4]."""
-        y = torch.relu(x) + self.shift
-        torch.sigmoid(x).sum()
-        self.shift.add_(0.25)
-        torch.tanh(y)
-        y.abs()
-        return y * 2
 
 
 class Remembering(nn.Module):
@@ -181,22 +138,6 @@ def _judge(pass_: Pass, nothing: str) -> Callable[[tuple[Any, ...], Any], Findin
     return judged
 
 
-def _scaled(order: str) -> tuple[GraphModule, torch.Tensor]:
-    return symbolic_trace(fill(Scaled(order), 3)), torch.randn(3, 4, generator=_seeded())
-
-
-def _function(program: Callable[..., Any]) -> tuple[GraphModule, torch.Tensor]:
-    return symbolic_trace(program), torch.rand(3, 4, generator=_seeded())
-
-
-def _stateful(model: nn.Module) -> tuple[GraphModule, torch.Tensor]:
-    return symbolic_trace(fill(model)), torch.randn(3, 4, generator=_seeded())
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(7)
-
-
 THIS, OTHER = "this program", "another program"
 _a = _judge(
     foreign.fold_scales,
@@ -214,19 +155,19 @@ _c = _judge(
 
 
 def _cases_a() -> Iterator[Case]:
-    yield Case(THIS, "layers a, b, c, d, c", lambda: _scaled("abcdc"), _a)
-    yield Case(OTHER, "layers a, a, b, c", lambda: _scaled("aabc"), _a)
-    yield Case(OTHER, "layers b, c, d, a, d", lambda: _scaled("bcdad"), _a)
+    yield Case(THIS, "layers a, b, c, d, c", lambda: foreign.program("a"), _a)
+    yield Case(OTHER, "layers a, a, b, c", lambda: foreign.made(foreign.Scaled("aabc")), _a)
+    yield Case(OTHER, "layers b, c, d, a, d", lambda: foreign.made(foreign.Scaled("bcdad")), _a)
 
 
 def _cases_b() -> Iterator[Case]:
-    yield Case(THIS, "limited", lambda: _function(limited), _b)
-    yield Case(OTHER, "leaking", lambda: _function(leaking), _b)
+    yield Case(THIS, "limited", lambda: foreign.program("b"), _b)
+    yield Case(OTHER, "leaking", lambda: foreign.made(leaking), _b)
 
 
 def _cases_c() -> Iterator[Case]:
-    yield Case(THIS, "Counting", lambda: _stateful(Counting()), _c)
-    yield Case(OTHER, "Remembering", lambda: _stateful(Remembering()), _c)
+    yield Case(THIS, "Counting", lambda: foreign.program("c"), _c)
+    yield Case(OTHER, "Remembering", lambda: foreign.made(Remembering()), _c)
 
 
 def _stub(letter: str, pass_: str, promise: str) -> str:

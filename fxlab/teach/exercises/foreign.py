@@ -1,19 +1,23 @@
 """Three passes by somebody else, for exercise 3.3: each is meant to leave what a program computes.
 
-Each docstring says what its pass promises. Where each breaks the promise is the exercise.
+Each docstring says what its pass promises; where each breaks the promise is the exercise.
+``program`` gives a program for each.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import nn
 
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
+from fxlab.core.tracer import symbolic_trace
+from fxlab.teach.programs import fill
 
 
 def fold_scales(gm: GraphModule) -> None:
@@ -60,3 +64,56 @@ def drop_unread(gm: GraphModule) -> None:
             continue
         gm.graph.erase_node(node)
     gm.graph.lint()
+
+
+class Scaled(nn.Module):
+    """Layers with a factor behind them; ``order`` says which layer comes when."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.c, self.d = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.order = order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return f32[n, 4] for f32[n, 4]."""
+        for number, name in enumerate(self.order):
+            x = torch.tanh(getattr(self, name)(x) * (0.5 + number))
+        return x
+
+
+def limited(x: torch.Tensor) -> torch.Tensor:
+    """Say some things twice."""
+    a = torch.sigmoid(x) + torch.sigmoid(x)
+    b = torch.clamp(x, min=-4) * torch.clamp(x, min=-4)
+    c = torch.clamp(x, max=4) - torch.clamp(x, min=-4, max=4)
+    return a + b + c + torch.sigmoid(x)
+
+
+class Counting(nn.Module):
+    """Leave something behind at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.empty(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return f32[n, 4] for f32[n, 4]."""
+        y = torch.relu(x) + self.shift
+        torch.sigmoid(x).sum()
+        self.shift.add_(0.25)
+        torch.tanh(y)
+        y.abs()
+        return y * 2
+
+
+def program(part: str) -> tuple[GraphModule, torch.Tensor]:
+    """Return the program that part "a", "b" or "c" is first tried on, and an input for it."""
+    return made({"a": Scaled("abcdc"), "b": limited, "c": Counting()}[part])
+
+
+def made(model: nn.Module | Callable[..., Any]) -> tuple[GraphModule, torch.Tensor]:
+    """Return the traced model, with the same numbers each time, and an input between 0 and 1."""
+    if isinstance(model, nn.Module):
+        fill(model, 3)
+    return symbolic_trace(model), torch.rand(3, 4, generator=torch.Generator().manual_seed(7))
