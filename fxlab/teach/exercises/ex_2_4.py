@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
 from fxlab.core.purity import effect
@@ -21,7 +22,7 @@ from fxlab.passes.cleanup import const_fold
 from fxlab.teach import judge
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.limits import AnswerError
-from fxlab.teach.programs import copy_of, fill, fresh_inputs, programs
+from fxlab.teach.programs import built, copy_of, fill, fresh_inputs, programs
 
 STUB = '''def my_const_fold(gm):
     """Edit `gm` in place: compute what depends on no input once, now; return `gm`.
@@ -201,10 +202,17 @@ def case(behaviour: str, title: str, program: Any) -> Case:
     return Case(behaviour, title, lambda: (symbolic_trace(program).eval(),), judge_fold)
 
 
+def _no_state(graph: Graph) -> None:
+    """A tracer computes a factory without Proxies at once; a graph by hand may hold its call."""
+    x = graph.placeholder("x")
+    full = graph.call_function(torch.full, ((4,), 2.0))
+    graph.output(graph.call_function(torch.mul, (x, full)))
+
+
 def _cases() -> Iterator[Case | Property]:
     yield case("constants are folded", "x @ self.weight.t()", _Transposed())
-    yield case("constants are folded", "torch.ones(4), without any state",
-               lambda x: x + torch.ones(4))  # fmt: skip
+    yield Case("constants are folded", "torch.full((4,), 2.0), without any state",
+               lambda: (built(_no_state),), judge_fold)  # fmt: skip
     yield case("constants are folded", "a chain", _Chain())
     yield case("constants are folded", "two readers", _TwoReaders())
     yield case("constants are folded", "two constants", _TwoConstants())

@@ -19,6 +19,9 @@ from fxlab.passes.explain import Mismatch
 from fxlab.teach import judge
 from fxlab.teach.exercise import Case, Exercise, Finding, Part
 from fxlab.teach.limits import AnswerError
+from fxlab.teach.wire import known
+
+known(F.hardswish)  # torch does not list it among the functions that can be overridden
 
 STUB = '''def use_hardswish(gm):
     """Edit `gm` in place: put F.hardswish(x) for x * clamp(x + 3, 0, 6) / 6, however it is spelled.
