@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import gc
+import io
 import json
 import linecache
 import random
@@ -18,6 +20,7 @@ import pytest
 import torch
 import torch.fx
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 from torch.fx.experimental import const_fold
 from torch.fx.passes.split_module import split_module as torch_split
@@ -26,6 +29,7 @@ import fxlab
 from fxlab import record
 from fxlab.core.graph import graph_created_hooks
 from fxlab.explorer import timeline_of, trace_timeline
+from fxlab.explorer.run import thumbnail
 from fxlab.explorer.timeline import Timeline
 from fxlab.models import resnet18, resnet50
 from fxlab.passes import as_pass, fuse_conv_bn
@@ -1159,3 +1163,35 @@ def test_a_difference_of_a_model_in_train_mode_says_which_nodes_draw_random_numb
         texts[mode] = timeline.passes[0].same_output["text"]
     assert "random numbers are drawn by drop (train mode; compare after eval())" in texts[True]
     assert texts[False] == "identical"
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (torch.arange(12.0).reshape(3, 4), (4, 3)),
+        (torch.randn(2, 3, 40, 80).bfloat16(), (16, 16)),
+        ([torch.ones(2, 2, dtype=torch.int64)], (2, 2)),
+        (torch.tensor([[float("nan"), float("inf")], [0.0, 1.0]]), (2, 2)),
+        (torch.tensor([[True, False]]), (2, 1)),
+        (torch.zeros(4), None),
+        (torch.zeros(0, 3), None),
+        (torch.zeros(2, 2, dtype=torch.complex64), None),
+        (torch.eye(3).to_sparse(), None),
+        (torch.zeros(2, 2, device="meta"), None),
+        (3, None),
+    ],
+)
+def test_a_value_has_a_small_picture_of_its_last_two_dimensions(value, size):
+    picture = thumbnail(value)
+    if size is None:
+        assert picture is None
+        return
+    image = Image.open(io.BytesIO(base64.b64decode(picture)))
+    assert (image.size, image.mode) == (size, "L")
+    assert len(picture) < 600
+
+
+def test_a_picture_goes_from_black_at_the_smallest_to_white_at_the_largest():
+    picture = thumbnail(torch.tensor([[0.0, 0.5], [0.25, 1.0]]))
+    image = Image.open(io.BytesIO(base64.b64decode(picture)))
+    assert [image.getpixel(at) for at in ((0, 0), (1, 0), (0, 1), (1, 1))] == [0, 127, 63, 255]

@@ -8,8 +8,10 @@ so that no text of a model can ever run or fetch anything.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
+import importlib.util
 import json
 from collections.abc import Iterable
 from functools import cache
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxlab.explorer.drawing import Story, animated_svg, png, still_svg, strip_svg
+from fxlab.explorer.sentences import size_text
 from fxlab.explorer.static import opening, static_html
 from fxlab.explorer.view import pack, view, writable
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from fxlab.explorer.timeline import Timeline
 
 HERE = Path(__file__).parent
+PICTURES, PICTURED = 8, 300  # pictures of a page, nodes of a picture
 
 
 @cache
@@ -124,13 +128,34 @@ def write_html(
     if unknown:
         known = "step, selection, wall, predict"
         raise ValueError(f"to_html does not know {', '.join(unknown)}; it knows {known}")
-    data = view(timeline)
+    data = {**view(timeline), "pictures": pictures(timeline)}
     if share == "public":
         data = without_values(data)
     out = Path(path)
     notice = PUBLIC if share else ""
     out.write_text(html_page(data, values=values, notice=notice), encoding="utf-8")
     return out
+
+
+def pictures(timeline: Timeline) -> list[tuple[int, str]]:
+    """The classic picture (graphviz) of the start and of each pass's end, for a page to show.
+
+    Returns:
+        (step, SVG in base64) in order; none of a program of more than 300 nodes, none at all where
+        no graphviz program is installed.
+    """
+    from fxlab.explorer import diagram
+
+    if importlib.util.find_spec("graphviz") is None or diagram.layout_program() is None:
+        return []
+    found: list[tuple[int, str]] = []
+    ends = {0, *(span.last for span in timeline.passes if span.changed)}
+    for index in sorted(ends)[:PICTURES]:
+        if 0 < len(timeline.frame(index).rows) <= PICTURED:
+            with contextlib.suppress(OSError, ValueError):  # a page without this picture
+                drawn = diagram.timeline_svg(timeline, index)
+                found.append((index, base64.b64encode(drawn.encode("utf-8")).decode("ascii")))
+    return found
 
 
 def without_values(data: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +165,8 @@ def without_values(data: dict[str, Any]) -> dict[str, Any]:
     for step in data["steps"]:
         if "v" in step:
             step = {**step, "v": {key: step["v"][key] for key in kept if key in step["v"]}}
-            step["t"] = f"runs {step['c'].rpartition('/')[2]}"
+            shape, live = step["v"].get("shape", ""), size_text(step["v"].get("live_bytes", 0))
+            step["t"] = f"{step['c'].rpartition('/')[2]} is {shape or 'no tensor'}; {live} live"
         steps.append(step)
     return {**data, "steps": steps}
 

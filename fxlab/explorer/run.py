@@ -7,21 +7,27 @@ numbers in short, what was freed behind it, and how many bytes were alive then.
 
 from __future__ import annotations
 
+import base64
 import functools
+import struct
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlab.core.graph import Graph, made_by, shape_text
+from fxlab.core.graph import Graph, made_by
+from fxlab.display import shape_text
 from fxlab.explorer.events import Event
 from fxlab.explorer.record import Recorder
 from fxlab.explorer.sameness import converted, private_copy
 
 BINS = 16
 SAMPLE = 200_000
+THUMB = 16  # pixels a side
+THUMBS = 1_000  # a longer run has no thumbnails, which would be most of its story
 
 
 def record_run(recorder: Recorder, gm: Any, inputs: Sequence[Any]) -> Any:
@@ -38,6 +44,7 @@ def record_run(recorder: Recorder, gm: Any, inputs: Sequence[Any]) -> Any:
     private = private_copy(gm, None)
     live_nodes = dict(zip(private.graph.nodes, gm.graph.nodes, strict=True))
     memory = Memory(private.graph)
+    few = len(live_nodes) <= THUMBS
     seconds: list[tuple[Any, float]] = []
     alive: list[tuple[Any, float]] = []
     base: Any = Interpreter if isinstance(gm.graph, Graph) else torch.fx.Interpreter
@@ -51,6 +58,8 @@ def record_run(recorder: Recorder, gm: Any, inputs: Sequence[Any]) -> Any:
             spent = time.perf_counter() - start
             freed = [live_nodes[one] for one in memory.take(n, value)]
             fields = {**statistics(value), "live_bytes": memory.bytes, "seconds": spent}
+            if few:
+                fields["thumbnail"] = thumbnail(value)
             node = live_nodes[n]
             seconds.append((node, spent))
             alive.append((node, float(memory.bytes)))
@@ -155,6 +164,35 @@ def statistics(value: Any) -> dict[str, Any]:
         counts = torch.histc(finite, BINS, low, high if high > low else low + 1)
         fields["histogram"] = [int(one) for one in counts]
     return fields
+
+
+def thumbnail(value: Any) -> str | None:
+    """A small grey picture of a value's last two dimensions: a PNG in base64, or None.
+
+    Args:
+        value: Anything; pictured is its first tensor, at index 0 of all other dimensions. The
+            smallest number is black, the largest white, infinities and NaN count as 0.
+    """
+    tensor = next((one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)), None)
+    plain = tensor is not None and tensor.layout == torch.strided and tensor.device.type != "meta"
+    if tensor is None or not plain or tensor.is_complex() or tensor.dim() < 2 or not tensor.numel():
+        return None
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    flat = tensor.detach()[(0,) * (tensor.dim() - 2)].to("cpu", torch.float32)
+    flat = torch.nan_to_num(flat, 0.0, 0.0, 0.0)
+    height, width = (min(THUMB, size) for size in flat.shape)
+    small = torch.nn.functional.adaptive_avg_pool2d(flat[None, None], (height, width))[0, 0]
+    low, high = float(small.min()), float(small.max())
+    pixels = ((small - low) * (255 / (high - low) if high > low else 0)).to(torch.uint8)
+    lines = b"".join(b"\0" + bytes(line) for line in pixels.tolist())
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)  # 8 bits of grey
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+    return base64.b64encode(png).decode("ascii")
 
 
 def run_pass(recorder: Recorder, pass_: Callable[..., Any], args: Any, kwargs: Any) -> Any:

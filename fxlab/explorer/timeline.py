@@ -55,7 +55,8 @@ JSON schema, version 1 (`to_json`, `from_json`). Keys not named here are refused
     result    after  {"program": id, "pairs": [[old row, new row]],
                       "parts": [{"row": the call_module row, "program": id}]}
     value     after  {"shape", "dtype", "min", "mean", "max", "histogram": [16 counts],
-                      "bytes", "live_bytes", "freed": [row], "seconds", "text"}
+                      "bytes", "live_bytes", "freed": [row], "seconds", "text", "thumbnail":
+                      a PNG of at most 16 x 16 grey pixels in base64, or null}
     error     after  {"text": the whole message, "type": exception, "hints": [text]}
     snapshot  a change found by comparing, not by listening, has its own kind and
               {"by": "snapshot"} among the fields of `after`

@@ -1,10 +1,12 @@
 """The viewer itself, in an exported page from disk with the network off."""
 
+import io
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import fxlab
@@ -432,3 +434,181 @@ def test_timelines_of_no_step_and_of_one_node_are_shown(show):
     shown.press("ArrowRight", "End", "PageDown", "n", "ArrowDown", "Enter", "c", "p", "p")
     assert shown.step() == 0
     assert shown.errors == []
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop_me = nn.Identity()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.cat([x, y, torch.relu(x)], dim=0)
+        return self.drop_me(z).amax(dim=1) + z.amax(dim=0).sum() + x.sum()
+
+
+def removes_identity(gm):
+    for node in list(gm.graph.nodes):
+        if node.target == "drop_me":
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+            gm.delete_submodule("drop_me")
+
+
+def swaps_relu(gm):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            node.target = torch.tanh
+
+
+@pytest.fixture(scope="module")
+def wrong():
+    inputs = (torch.randn(3, 3), torch.randn(3, 3))
+    return timeline_of(Wide().eval(), [removes_identity, swaps_relu], inputs)
+
+
+def test_a_failed_check_is_on_the_chip_and_the_first_diverging_row_is_a_click_away(show, wrong):
+    shown = show(wrong, step=len(wrong))
+    page = shown.page
+    chips = page.locator(".f-chip").all_inner_texts()
+    assert [("another output" in text) for text in chips] == [False, False, True]
+    assert wrong.passes[2].same_output["name"] == "relu"
+    page.get_by_role("button", name="fold all modules", exact=True).click()
+    page.get_by_role("button", name="show relu").click()
+    assert page.locator(".f-row.selected .nm").inner_text() == "relu"
+
+
+def test_the_end_of_a_pass_that_deletes_a_module_shows_the_row_that_called_it(show, wrong):
+    last = wrong.passes[1].last
+    assert wrong.steps[last - 1].edit.kind == "module"
+    shown = show(wrong, step=last)
+    assert "drop_me" in shown.page.locator(".f-row.about .f-line").inner_text()
+    assert "Identity" in shown.text("change")
+
+
+def test_next_change_says_when_there_is_none(show, wrong):
+    shown = show(wrong, step=len(wrong))
+    shown.press("n")
+    assert shown.step() == len(wrong)
+    assert shown.text("found").strip() == "no later change"
+    shown.page.locator(".f-row", has_text="sum_1 = ").click()
+    shown.press("n")
+    assert shown.text("found") == "no later change of sum_1"
+    shown.press("Home", "Shift+N")
+    assert shown.text("found").startswith("no earlier change")
+
+
+def test_shift_goes_through_the_inputs_and_the_users_of_one_row(show, wrong):
+    shown = show(wrong, step=wrong.passes[0].last, selection="cat")
+    row = shown.page.locator(".f-row.selected .nm")
+    seen = []
+    for key in ("i", "Shift+I", "Shift+I", "Shift+I"):
+        shown.press(key)
+        seen.append(row.inner_text())
+    assert seen == ["x", "y", "relu", "x"]
+    assert shown.text("found").startswith("1 of 3")
+    seen = []
+    for key in ("u", "Shift+U", "Shift+U", "Shift+U"):
+        shown.press(key)
+        seen.append(row.inner_text())
+    assert seen == ["relu", "cat", "sum_2", "relu"]
+    shown.press("Home", "End")
+    shown.page.locator(".f-row", has_text="y").first.click()
+    shown.press("i")
+    assert shown.text("found") == "reads nothing"
+
+
+def test_the_divider_is_moved_by_hand_and_by_keys(show, timeline, fuse):
+    shown = show(timeline, step=fuse.first)
+    page = shown.page
+
+    def width() -> float:
+        return page.locator(".f-left").bounding_box()["width"]
+
+    before, split = width(), page.get_by_role("separator", name="width of the source")
+    box = split.bounding_box()
+    page.mouse.move(box["x"] + 4, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 154, box["y"] + 50, steps=3)
+    page.mouse.up()
+    assert abs(width() - before - 150) < 12
+    split.focus()
+    shown.press("ArrowLeft")
+    assert abs(width() - before - 110) < 16
+    assert shown.step() == fuse.first
+
+
+def test_columns_have_heads_over_their_numbers_and_uncounted_work_has_no_number(
+    show, timeline, fuse
+):
+    shown = show(timeline, step=fuse.first)
+    page = shown.page
+    heads = {one.inner_text(): one.bounding_box() for one in page.locator(".f-heads > *").all()}
+    assert "FLOPs" in heads and "shape" in heads
+    conv = page.locator(".f-row", has_text="stem_conv = ")
+    assert abs(conv.locator(".f-metric").bounding_box()["x"] - heads["FLOPs"]["x"]) <= 1
+    assert abs(conv.locator(".f-shape").bounding_box()["x"] - heads["shape"]["x"]) <= 1
+    assert conv.locator(".f-metric").inner_text()
+    assert not page.locator(".f-row", has_text="stem_relu = ").locator(".f-metric").inner_text()
+    assert "not counted" in page.locator(".f-heads .f-metric").get_attribute("title")
+
+
+def test_a_line_is_elided_only_for_want_of_room_and_a_selected_one_is_shown_whole(show, timeline):
+    gm = fxlab.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    with fxlab.record(gm) as plain:
+        list(gm.graph.nodes)[1].name = "a_name_that_is_long_enough_to_need_most_of_the_width"
+    shown = show(plain, size=(1400, 800))
+    assert not [row for row in shown.rows() if "…" in row["line"]]
+    narrow = show(timeline, size=(940, 800), step=timeline.passes[1].first)
+    cut = next(row for row in narrow.rows() if "…" in row["line"])
+    narrow.page.locator(f".f-row[data-index='{cut['index']}']").click()
+    line = narrow.page.locator(".f-row.selected .f-line")
+    assert "…" not in line.inner_text()
+    assert line.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+
+
+def test_a_small_program_takes_no_more_height_than_it_needs(show, wrong, timeline):
+    heights = [
+        show(one).page.locator(".f-main").bounding_box()["height"] for one in (wrong, timeline)
+    ]
+    assert heights[0] < heights[1] <= 540
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_page_has_the_classic_picture_of_each_passs_end_and_it_does_not_glare(
+    show, timeline, fuse, dark
+):
+    shown = show(timeline, dark=dark, step=fuse.last)
+    page = shown.page
+    page.get_by_role("button", name="the classic box-and-arrow picture").click()
+    picture = page.locator(".f-pane img")
+    picture.wait_for()
+    assert picture.evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 100
+    assert picture.get_attribute("alt") == f"graph of step {fuse.last}"
+    shown.press("ArrowLeft")
+    assert f"as of step {fuse.first - 1}" in shown.text("pane")
+    box = page.locator(".f-pane").bounding_box()
+    corner = {"x": box["x"] + 14, "y": box["y"] + 40, "width": 4, "height": 4}
+    seen = Image.open(io.BytesIO(page.screenshot(clip=corner))).convert("L").getpixel((1, 1))
+    assert seen < 90 if dark else seen > 200
+    page.get_by_role("button", name="the classic box-and-arrow picture").click()
+    assert page.locator(".f-row").count() > 5
+
+
+def test_a_run_shows_each_value_small_and_a_public_copy_shows_none(show):
+    x = torch.arange(12.0).reshape(3, 4)
+    story = timeline_of(lambda x: torch.relu(x - 6), None, (x,))
+    shown = show(story, step=story.passes[1].first + 1)
+    image = shown.page.locator(".f-thumb")
+    size = image.evaluate("(one) => one.decode().then(() => [one.naturalWidth, one.naturalHeight])")
+    assert size == [4, 3]
+    assert shown.page.locator(".f-hist path").count() == 16
+    public = show(story, step=story.passes[1].first + 1, share="public")
+    assert public.page.locator(".f-thumb, .f-hist").count() == 0
+    assert public.text("sentence") == "sub is f32[3, 4]; 48 bytes live"
+
+
+def test_a_trace_opens_beside_the_models_source(show, wrong):
+    shown = show(wrong, step=0)
+    assert "model source" in shown.text("head")
+    assert "def forward" in shown.page.locator(".f-source").first.inner_text()
+    assert "pass source" in show(wrong, step=wrong.passes[1].first).text("head")
