@@ -17,6 +17,7 @@ import linecache
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -84,6 +85,7 @@ class Guard:
         asks: Qualified names of what the answer may not call.
         seconds: How long one call may take. The clock is the wall's.
         growth: How many times its first size a graph may reach.
+        cpu: Count the process's CPU seconds instead, so that a busy machine changes nothing.
 
     Example:
         >>> Guard("9.9").call(lambda x: x + 1, 1)
@@ -96,8 +98,10 @@ class Guard:
         asks: tuple[str, ...] = (),
         seconds: float = SECONDS,
         growth: int = GROWTH,
+        cpu: bool = False,
     ) -> None:
         self.id, self.asks, self.seconds, self.growth = id, asks, seconds, growth
+        self.cpu = cpu
         self.printed = _Printed()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -107,7 +111,7 @@ class Guard:
             AnswerError: It raised, took too long, or called what it should write.
             KeyboardInterrupt: The student interrupted the kernel.
         """
-        watch = _Watch(self.seconds)
+        watch = _Watch(self.seconds, self.cpu)
         limit = _growth_limit(args, self.growth)
         _refused.what = None
         try:
@@ -119,8 +123,8 @@ class Guard:
                 watch,
             ):
                 value = function(*args)
-        except KeyboardInterrupt:
-            raise
+        except (KeyboardInterrupt, AnswerError):
+            raise  # an AnswerError is what `entry` says of the answer
         except BaseException as error:
             raise self.explained(error, watch) from None
         if _refused.what:  # the answer caught the refusal and went on
@@ -132,9 +136,9 @@ class Guard:
         if isinstance(error, TimeLimit) or (watch is not None and watch.fired):
             line = watch.where if watch is not None else ""
             sentence = (
-                f"stopped after {self.seconds:g} s{line}: a loop that never ends? "
-                "If it walks over gm.graph.nodes while it inserts, iterate over "
-                "list(gm.graph.nodes)"
+                f"stopped after {self.seconds:g} {'CPU s' if self.cpu else 's'}{line}: "
+                "a loop that never ends? If it walks over gm.graph.nodes while it inserts, "
+                "iterate over list(gm.graph.nodes)"
             )
             return AnswerError("time", sentence)
         if _refused.what:
@@ -143,6 +147,8 @@ class Guard:
             return AnswerError("todo", str(error))
         kind = {EditLimitError: "growth", MemoryError: "memory"}.get(type(error), "error")
         where = users_line(error)
+        if kind == "memory" or "allocate memory" in safe_text(error):
+            return AnswerError("memory", f"it ran out of memory{where}", users_trace(error))
         if isinstance(error, EditLimitError):
             return AnswerError(kind, f"{error.message}{where}")
         if isinstance(error, SystemExit):
@@ -206,8 +212,8 @@ class _Watch:
     A signal would work in the main thread of POSIX systems only; this works wherever bytecode runs.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.fired, self.where = seconds, False, ""
+    def __init__(self, seconds: float, cpu: bool = False) -> None:
+        self.seconds, self.cpu, self.fired, self.where = seconds, cpu, False, ""
         self._over, self._lock = threading.Event(), threading.Lock()
         self._target = 0
 
@@ -218,8 +224,12 @@ class _Watch:
         return self
 
     def _run(self) -> None:
-        pause = self.seconds
+        begin, pause = time.process_time(), self.seconds
         while not self._over.wait(pause):
+            left = self.seconds - (time.process_time() - begin)
+            if self.cpu and left > 0:
+                pause = max(left, 0.05)
+                continue
             with self._lock:
                 if self._over.is_set():
                     return
@@ -330,6 +340,8 @@ def _functions_of(name: str) -> tuple[types.FunctionType, ...]:
             found = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
+        except ImportError:  # it needs a package that is not here: nobody can call it
+            return ()
         try:
             for part in parts[cut:]:
                 found = getattr(found, part)
