@@ -14,7 +14,7 @@ from torch import nn
 import fxlab
 from fxlab.models import DeepRecommender, LearningToPaintActor, resnet18
 from fxlab.models.small import randomize_batch_norms
-from fxlab.passes import cost, optimize_for_inference, remove_dropout, shape_prop
+from fxlab.passes import cost, optimize_for_inference, profile, remove_dropout, shape_prop
 from fxlab.passes import optimize_for_inference as optimize
 from fxlab.passes.base import copy_sharing_tensors
 from fxlab.passes.optimize import (
@@ -181,9 +181,12 @@ def test_a_packed_module_copies_and_pickles():
             assert torch.equal(twin(x), gm(x))
 
 
-def test_flops_of_packed_kernels_are_counted():
+def test_flops_of_packed_kernels_are_counted_and_their_time_is_measured():
     model, x = resnet18().eval(), torch.randn(1, 3, 64, 64)
-    assert cost(packed(model, x), x).flops == cost(fxlab.symbolic_trace(model), x).flops
+    gm = packed(fold(model), x)
+    assert any(kernel.inplace for kernel in kernels(gm))  # a program with effects
+    assert cost(gm, x).flops == cost(fxlab.symbolic_trace(model), x).flops
+    assert profile(gm, x, repeats=1).seconds > 0
 
 
 @pytest.mark.parametrize(

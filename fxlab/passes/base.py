@@ -242,7 +242,8 @@ def undisturbed(gm: GraphModule, inputs: Iterable[Any]) -> Iterator[tuple[Any, .
 
     given = pytree.tree_map_only(torch.Tensor, clone, tuple(inputs))
     state = _tensors_within_reach(gm, impure)
-    saved = {id(t): (t, t.detach().clone()) for _, _, t in state}
+    # What is packed for a kernel (another layout than strided) is never written in place.
+    saved = {id(t): (t, t.detach().clone()) for _, _, t in state if t.layout is torch.strided}
     try:
         yield given
     finally:
