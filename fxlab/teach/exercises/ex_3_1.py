@@ -231,7 +231,7 @@ EXERCISE = Exercise(
     minutes=25,
     idea="In eval mode a batch norm is an affine map of each channel, and a convolution can take "
     "it over: one operation less, the same numbers (section 6.2.2).",
-    needs=("fold (of batch norm)",),
+    needs=("fold",),
     teaches=("per channel",),
     hints=(
         "Lecture 07, 'The algebra', has the two formulas and one example where nothing is missing. "

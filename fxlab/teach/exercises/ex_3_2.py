@@ -281,8 +281,8 @@ EXERCISE = Exercise(
     minutes=45,
     idea="The algebra is in the modules, which pairs may be folded is in the graph: a pass needs "
     "both, and most of it is saying no (section 6.2.2).",
-    needs=("fold (of batch norm)", "fuse", "state of a GraphModule", "reroute", "erase", "reader"),
-    teaches=("shared module", "left alone"),
+    needs=("fold", "fuse", "state of a GraphModule", "reroute", "erase", "reader"),
+    teaches=("shared module",),
     hints=(
         "Lecture 07, 'The pass', steps through the four edits of one pair, and 'What must be left "
         "alone' has a reason for each that stays. The question before each fold: would anybody "

@@ -187,7 +187,7 @@ EXERCISE = Exercise(
     minutes=30,
     idea="A pass is a list of edits, and a right one is wrong in the middle of each match: what "
     "counts is the failure that never heals (sections 6.2 and 4.3).",
-    needs=("timeline", "edit", "fold (of batch norm)", "effect", "same output"),
+    needs=("timeline", "edit", "fold", "effect", "same output"),
     teaches=("bisect",),
     hints=(
         "Lecture 07, 'A wrong fold, found', does it for one pass: record it, then "

@@ -286,8 +286,8 @@ EXERCISE = Exercise(
     minutes=30,
     idea="Without control flow in the IR, one walk that runs each node and writes down what came "
     "out is a whole analysis (sections 6.3 and 5.5).",
-    needs=("Interpreter", "arguments", "placeholder", "get_attr"),
-    teaches=("shape propagation",),
+    needs=("Interpreter", "shape propagation", "arguments"),
+    teaches=("meta",),
     hints=(
         "Lectures 03, 'Running a graph', and 09, 'Shapes', have an Interpreter that sees every "
         "value. Which method sees the values of all six opcodes?",

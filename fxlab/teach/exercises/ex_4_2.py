@@ -227,7 +227,7 @@ EXERCISE = Exercise(
     minutes=45,
     idea="Three numbers of a node and two of a device say how fast it can be at best, before there "
     "is a device (section 6.3).",
-    needs=("FLOP", "bytes moved", "arithmetic intensity", "roofline", "shape propagation"),
+    needs=("FLOP", "bytes read and written", "arithmetic intensity", "roofline", "meta"),
     teaches=("ridge",),
     hints=(
         "Lecture 09, 'FLOPs and bytes' and 'A device that you have not got', has what is counted "

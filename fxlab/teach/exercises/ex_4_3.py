@@ -331,8 +331,8 @@ EXERCISE = Exercise(
     minutes=75,
     idea="A value lives from the node that makes it to its last reader; the order of the nodes "
     "decides how many live at one time, and within limits it is free (section 6.3).",
-    needs=("shape propagation", "effect", "reader", "pure"),
-    teaches=("live range", "peak memory"),
+    needs=("live range", "peak memory", "effect", "reader", "meta"),
+    teaches=("list schedule",),
     hints=(
         "The lanes of the explorer are the live ranges: each begins at the row that makes a value "
         "and ends at the last row that reads it. Weight each with its bytes; the row where most "
