@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
+from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
 from fxlab.passes.effects import order_constraints
 from fxlab.passes.schedule import start_call, wait_for
@@ -41,6 +42,7 @@ _log: list[Any] = []
 
 
 @known
+@has_side_effect
 def fetch(keys: Tensor, times: float = 2.0) -> Tensor:
     """Stand for a server: slow, in reality; it notes what it was asked for."""
     _log.append(keys.detach().clone())
@@ -48,6 +50,7 @@ def fetch(keys: Tensor, times: float = 2.0) -> Tensor:
 
 
 @known
+@has_side_effect
 def note(x: Tensor) -> None:
     """Stand for a print: it has an effect on the world."""
     _log.append(x.detach().clone())
