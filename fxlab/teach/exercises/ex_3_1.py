@@ -83,6 +83,13 @@ def _judge_numbers(args: tuple[Any, ...], value: Any) -> Finding | None:
                 "changes weight and bias and nothing else",
                 expected=repr(conv), actual=repr(folded),
             )  # fmt: skip
+    for name in ("weight", "bias"):
+        tensor = getattr(folded, name)
+        if tensor is not None and tensor.dtype != conv.weight.dtype:
+            return Finding(
+                f"the new {name} is {tensor.dtype}, the old weight {conv.weight.dtype}: give the "
+                "new convolution the old one's dtype, as copy.deepcopy(conv) does"
+            )
     x = torch.randn(2, conv.in_channels, 7, 7, dtype=torch.float64)
     with torch.no_grad():
         text = unequal(pair(x), value["folded"](x), 1e-9)

@@ -76,7 +76,7 @@ class Scaled(nn.Module):
         self.order = order
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return f32[n, 4] for f32[n, 4]."""
+        """Return f64[n, 4] for f64[n, 4]."""
         for number, name in enumerate(self.order):
             x = torch.tanh(getattr(self, name)(x) * (0.5 + number))
         return x
@@ -98,7 +98,7 @@ class Counting(nn.Module):
         self.register_buffer("shift", torch.empty(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return f32[n, 4] for f32[n, 4]."""
+        """Return f64[n, 4] for f64[n, 4]."""
         y = torch.relu(x) + self.shift
         torch.sigmoid(x).sum()
         self.shift.add_(0.25)
@@ -113,7 +113,8 @@ def program(part: str) -> tuple[GraphModule, torch.Tensor]:
 
 
 def made(model: nn.Module | Callable[..., Any]) -> tuple[GraphModule, torch.Tensor]:
-    """Return the traced model, with the same numbers each time, and an input between 0 and 1."""
+    """Return the traced model in float64, with the same numbers each time, and an input for it."""
     if isinstance(model, nn.Module):
-        fill(model, 3)
-    return symbolic_trace(model), torch.rand(3, 4, generator=torch.Generator().manual_seed(7))
+        fill(model, 3).double()
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return symbolic_trace(model), x
