@@ -34,7 +34,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from . import passes
+from . import display, passes  # noqa: F401 - display adds methods to the core's classes
 from .aliases import install as _install_aliases
 from .core.codegen import CodeGen
 from .core.errors import (
@@ -61,13 +61,13 @@ from .core.tracer import (
     ProxyableClassMeta,
     Tracer,
     TracerBase,
-    symbolic_trace,
     wrap,
     wrapped,
 )
 from .passes.explain import explain_mismatch
 from .passes.matcher import SubgraphMatcher
 from .passes.rewriter import replace_pattern, replace_pattern_with_filters
+from .tracing import symbolic_trace
 
 __version__ = "0.1.0"
 __all__ = [

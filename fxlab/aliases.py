@@ -21,8 +21,8 @@ _PATHS: dict[str, tuple[str, str]] = {
     "graph_module": ("core.graph_module", "GraphModule"),
     "proxy": ("core.proxy core.tracer core.errors", "TracerBase GraphAppendingTracer TraceError "
               "Proxy Attribute ParameterProxy Scope ScopeContextManager"),
-    "_symbolic_trace": ("core.tracer core.proxy core.errors", "PHBase PHWithMeta PH Tracer wrap "
-                        "symbolic_trace ProxyableClassMeta is_fx_tracing is_fx_symbolic_tracing"),
+    "_symbolic_trace": ("tracing core.tracer core.proxy core.errors", "PHBase PHWithMeta PH "
+                        "Tracer wrap symbolic_trace ProxyableClassMeta is_fx_tracing is_fx_symbolic_tracing"),
     "interpreter": ("core.interpreter", "Interpreter Transformer"),
     "subgraph_rewriter": ("passes.rewriter", "Match replace_pattern replace_pattern_with_filters "
                           "ReplacedPatterns"),

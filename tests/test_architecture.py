@@ -25,11 +25,11 @@ ROOMS = {
     "surroundings": set(),
     "evidence": {"paper"},
     "display": {"core"},
-    "interop": {"core"},
+    "interop": {"core", "tracing"},
     "tracing": {"core"},
     "passes": {"core"},
     "backends": {"core", "passes"},
-    "explorer": {"core", "interop", "passes"},
+    "explorer": {"core", "display", "interop", "passes"},
     "teach": {"core", "interop", "passes", "backends", "explorer", "models", "paper", "fxlab"},
     "cli": {
         "core",

@@ -35,6 +35,9 @@ EFFECTS = {
     "dropout training": lambda x: F.dropout(x, 0.5),
     "batch norm training": lambda x: F.batch_norm(x, torch.zeros(2), torch.ones(2), training=True),
     "mutable aten": lambda x: torch.ops.aten.add_.Tensor(x, x),
+    "mutable aten, its overload not said": lambda x: torch.ops.aten.add_(x, x),
+    "random aten": lambda x: torch.ops.aten.rand_like(x),
+    "method of a container": lambda x: x.difference_update(x),
     "setattr": lambda x: setattr(x, "grad", None),
 }
 
@@ -48,7 +51,8 @@ def test_an_effect_has_a_reason(name):
 PURE = {
     "relu": lambda x: F.relu(x), "add": lambda x: x + 1, "method": lambda x: x.neg(),
     "dropout eval": lambda x: F.dropout(x, 0.5, training=False), "size": lambda x: x.shape,
-    "aten": lambda x: torch.ops.aten.relu.default(x), "getitem": lambda x: x[0],
+    "aten": lambda x: torch.ops.aten.relu.default(x), "packet": lambda x: torch.ops.aten.add(x, x),
+    "method of a text": lambda x: x.casefold(), "getitem": lambda x: x[0],
     "norm eval": lambda x: F.batch_norm(x, torch.zeros(2), torch.ones(2)),
     "math": lambda x: __import__("math").sqrt(x), "cat": lambda x: torch.cat([x, x]),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),

@@ -640,16 +640,6 @@ def test_star_arguments_and_keyword_only_ones_reach_the_right_parameters():
     assert fxlab.symbolic_trace(M())(1, 2, 3, k=4, m=5) == 54321
 
 
-def test_a_tensor_made_while_tracing_and_written_to_is_told():
-    def f(x):
-        h = torch.zeros(2)
-        h.add_(x)
-        return h
-
-    with pytest.warns(TraceWarning, match="made while tracing"):
-        fxlab.symbolic_trace(f)
-
-
 def test_a_plain_tensor_that_forward_writes_into_is_put_back_and_told():
     class M(nn.Module):
         def __init__(self):

@@ -12,9 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from torch.utils import _pytree as pytree
+from typing import Any
 
 from .graph import _enter_region, _exit_region
 from .node import Argument, Node
@@ -32,7 +30,8 @@ class PythonCode:
 
     `src` holds the text and `globals` the objects that its global names stand for. `defaults` maps
     a parameter to the very object that is its default; `lines` holds the Node (or None) of each
-    line after the `def` line, which is line `_prologue_start` of `src`.
+    line after the `def` line, which is line `_prologue_start` of `src`; `starts` where in the
+    compiled code each line begins, once somebody asked.
     """
 
     src: str
@@ -81,6 +80,7 @@ class CodeGen:
     """
 
     comments: type[Any]  # fxlab/display: what verbose code shows besides
+    structured: Callable[..., Any]  # fxlab/tracing: for traces with nested inputs and outputs
 
     def __init__(self) -> None:
         self._body_transformer: TransformCodeFunc | None = None
@@ -123,6 +123,14 @@ class CodeGen:
     def additional_globals(self) -> list[tuple[str, Any]]:
         """Return (name, object) pairs that the hooks' own text needs."""
         return []
+
+    def open_inputs(self, names: list[str]) -> dict[str, Any]:
+        """Return those of the named inputs that are structures, with placeholders in them."""
+        return {}
+
+    def module_fields(self) -> dict[str, Any]:
+        """Return attributes of the module that the hooks' own text reads."""
+        return {}
 
     def _reserved(self) -> list[str]:
         return []
@@ -242,92 +250,3 @@ class CodeGen:
             elif text.strip():
                 new.append((text, current))
         return new or [("pass", None)]
-
-
-class _PyTreeInfo(NamedTuple):
-    """What pytree inputs and outputs look like: parameter names and the two structures."""
-
-    orig_args: list[str]
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec | None
-
-
-class _PyTreeCodeGen(CodeGen):
-    """Writes a function whose parameters are nested structures; its placeholders are leaves."""
-
-    def __init__(self, pytree_info: _PyTreeInfo) -> None:
-        super().__init__()
-        self.pytree_info = pytree_info
-
-    def __getstate__(self) -> dict[str, Any]:
-        specs = self.pytree_info[1:]
-        made = [s and (pytree.tree_unflatten(range(s.num_leaves), s),) for s in specs]
-        return {**self.__dict__, "pytree_info": [self.pytree_info.orig_args, *made]}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        names, *structures = state["pytree_info"]
-        specs: Any = [s if s is None else pytree.tree_structure(s[0]) for s in structures]
-        self.__dict__.update(state, pytree_info=_PyTreeInfo(names, *specs))
-
-    def process_inputs(self, *args: Any) -> Any:
-        """Return the leaves of the inputs, in the order of the placeholders."""
-        children = self.pytree_info.in_spec.children()[self.pytree_info.orig_args[:1] == ["self"] :]
-        if len(children) != len(args):
-            return pytree.arg_tree_leaves(*args)
-        pairs = zip(children, args, strict=True)
-        return [leaf for child, arg in pairs for leaf in child.flatten_up_to(arg)]
-
-    def process_outputs(self, outputs: Any) -> Any:
-        """Put the output's leaves back into the structure that the traced function returned."""
-        spec = self.pytree_info.out_spec
-        leaves = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        return outputs if spec is None else pytree.tree_unflatten(leaves, spec)
-
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *,
-                   expanded_def: bool = False) -> str:  # fmt: skip
-        """Return the `def` line with the original parameters, and the line that unpacks them."""
-        names, spec = self.pytree_info.orig_args, self.pytree_info.in_spec
-        bound = names[:1] == ["self"]
-        rest, texts = iter(free_vars), list[str]()
-        for name, child in zip(names[bound:], spec.children()[bound:], strict=False):
-            group: list[str] = []
-            while len(group) < child.num_leaves:
-                text = next(rest)
-                (texts if text in ("*", "/") else group).append(text)
-            _, default, value = group[0].partition(" = ") if group else ("", "", "")
-            first = group[0].lstrip("*").partition(" ")[0] if group else name
-            own = group[0].replace(first, name, 1) if child.is_leaf() else name + default + value
-            texts.append(own)
-        if self._split_kwargs():
-            texts = names[bound:]
-        head = super().gen_fn_def(texts, maybe_return_annotation, expanded_def=expanded_def)
-        leaves = [v for v in free_vars if v not in ("*", "/")]
-        return head + self.gen_var_bindings(names, leaves, expanded_def) if leaves else head
-
-    def _reserved(self) -> list[str]:
-        return [name for name in self.pytree_info.orig_args if name != "self"]
-
-    def _split_kwargs(self) -> bool:
-        """Say whether the inputs are (positional ones, keyword ones), as torch.export has them."""
-        spec = self.pytree_info.in_spec
-        return spec.type is tuple and [child.type for child in spec.children()] == [tuple, dict]
-
-    def gen_var_bindings(self, fn_args: list[str], free_vars: list[str], expanded_def: bool) -> str:
-        """Return the line that binds each placeholder's local to its leaf."""
-        spec, root = self.pytree_info.in_spec, self._root
-        leaves = [v.split(":")[0].split("=")[0].strip(" *") for v in free_vars]
-        if fn_args[:1] == ["self"]:
-            fn_args, leaves = [root, *fn_args[1:]], [root, *leaves]
-        structure = f"({''.join(name + ', ' for name in fn_args)})"
-        if self._split_kwargs():
-            count, keys = spec.child(0).num_children, spec.child(1).context
-            pairs = [f"{k!r}: {v}" for k, v in zip(keys, fn_args[count:], strict=False)]
-            structure = f"(({''.join(a + ', ' for a in fn_args[:count])}), {{{', '.join(pairs)}}})"
-        return f"\n    {', '.join(leaves)}, = {root}._in_spec.flatten_up_to({structure})"
-
-    def generate_output(self, output_args: Argument, *, descs: Any = None,
-                        repr_fn: Callable[[Any], str] = repr) -> str:  # fmt: skip
-        """Return the `return` statement; the leaves go back into their structure."""
-        if self.pytree_info.out_spec is None:
-            return super().generate_output(output_args, repr_fn=repr_fn)
-        return f"return {self._root}._out_spec.unflatten({repr_fn(output_args)})"

@@ -8,6 +8,8 @@ place. `call_site` finds that place; it is also what provenance and the explorer
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import copyreg
 import linecache
 import os
@@ -29,8 +31,10 @@ Frame = tuple[str, int, str]
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-_FOLDERS = (_HERE, str(Path(_HERE).parent / "explorer"), str(Path(_TORCH) / "fx"))
+_FOLDERS = (_HERE, *(str(Path(_HERE).parent / room) for room in ("explorer", "tracing")),
+            str(Path(_TORCH) / "fx"))  # fmt: skip
 _MACHINERY = [str(Path(_HERE).parent / "passes" / f"{n}.py") for n in ("rewriter", "matcher")]
+_MACHINERY.append(contextlib.__file__)
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
 trace_state = threading.local()
 """`outer`, in a thread that traces: the frames that called the module being traced."""
@@ -92,7 +96,7 @@ def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[
                 frames += outer
                 break
         elif kind == 3:
-            node = generated_node(file, frame.f_lineno)
+            node = _node_of(frame)
             frames += node.meta.get("source", ()) if node is not None else ()
             if len(frames) >= limit:
                 break
@@ -111,7 +115,21 @@ def running_node() -> Any:
     frame = sys._getframe(1)
     while frame is not None and _kinds[frame.f_code.co_filename] != _GENERATED:
         frame = frame.f_back
-    return None if frame is None else generated_node(frame.f_code.co_filename, frame.f_lineno)
+    return None if frame is None else _node_of(frame)
+
+
+def _node_of(frame: types.FrameType) -> Any:
+    """Return the Node that a frame of generated code runs.
+
+    `frame.f_lineno` walks through the code from its beginning; a table keeps tracing linear.
+    """
+    code = generated_code.get(frame.f_code.co_filename)
+    if code is None:
+        return None
+    if not code.starts:
+        code.starts = [(start, line or 0) for start, _, line in frame.f_code.co_lines()]
+    at = bisect.bisect_right(code.starts, (frame.f_lasti, sys.maxsize))
+    return code.node_at(code.starts[at - 1][1])
 
 
 def register_generated(file: str, code: PythonCode, function: types.FunctionType) -> None:

@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .errors import LintError, RewriteError
 from .node import Node, Target, add_ancestors, lookup, map_arg
 
@@ -84,12 +82,12 @@ class _Namespace:
     def __init__(self) -> None:
         self._used_names: set[str] = set()
         self._base_count: dict[str, int] = {}
-        self._obj_to_name: dict[Any, str] = {}
+        self._obj_to_name: dict[int, tuple[str, Any]] = {}  # the object lives as long as its id
 
     def create_name(self, candidate: str, obj: Any = None) -> str:
         """Return a free name like `candidate`; the same again for the same `obj`."""
-        if obj is not None and obj in self._obj_to_name:
-            return self._obj_to_name[obj]
+        if id(obj) in self._obj_to_name:
+            return self._obj_to_name[id(obj)][0]
         plain = candidate.replace(".", "_")
         if ".." not in candidate and plain.isidentifier() and plain.isascii():
             candidate = plain
@@ -109,7 +107,7 @@ class _Namespace:
         used.add(candidate)
         counts[base] = number
         if obj is not None:
-            self._obj_to_name[obj] = candidate
+            self._obj_to_name[id(obj)] = candidate, obj
         return candidate
 
     def copy(self) -> _Namespace:
@@ -199,7 +197,7 @@ class Graph:
         self.owning_module: Any = owning_module
         self._tracer_cls, self._tracer_extras = tracer_cls, tracer_extras
         self._codegen: Any = CodeGen()
-        self._co_fields, self._constants = dict[str, Any](), dict[str, Any]()
+        self._constants: dict[str, Any] = {}
         self._trace_warnings: list[str] = []
         for hook in graph_created_hooks:
             hook(self)
@@ -597,7 +595,7 @@ class Graph:
         for old, node in self._copy_into(new).items():
             memo[id(old)] = node
         new._codegen = copying.deepcopy(self._codegen, memo)
-        new._co_fields, new._constants = dict(self._co_fields), dict(self._constants)
+        new._constants = dict(self._constants)
         new._trace_warnings = list(self._trace_warnings)
         return new
 
@@ -606,29 +604,3 @@ class Graph:
         from .pickling import graph_from_state, graph_to_state
 
         return graph_from_state, (graph_to_state(self),)
-
-
-def shape_text(value: Any) -> str:
-    """Return dtype and shape of a tensor, a Node's value, or tensor metadata: `f32[8, 3]`.
-
-    Args:
-        value: a tensor, a Node whose meta has `tensor_meta` or `val`, a TensorMetadata, or a
-            tuple or list of those. Anything else gives "".
-    """
-    if isinstance(value, Node):
-        meta = value.meta
-        value = meta.get("tensor_meta", meta.get("val", meta.get("example_value")))
-    if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
-        parts = [shape_text(v) for v in value[:8]]
-        return "(" + ", ".join(parts) + ")" if any(parts) else ""
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        return ""
-    sizes = ", ".join(str(size) for size in value.shape)
-    return f"{_DTYPES.get(value.dtype, str(value.dtype).removeprefix('torch.'))}[{sizes}]"
-
-
-_DTYPES = {getattr(torch, name): short for name, short in {
-    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
-    "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b8",
-    "complex64": "c64", "complex128": "c128", "quint8": "qu8", "qint8": "qi8", "qint32": "qi32",
-}.items()}  # fmt: skip

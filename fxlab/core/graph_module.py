@@ -23,7 +23,7 @@ from typing import Any
 from torch import nn
 
 from . import errors, state
-from .codegen import PythonCode, _PyTreeCodeGen
+from .codegen import PythonCode
 from .errors import CodegenError, RewriteError
 from .graph import MISSING, Graph
 from .pickling import why_not
@@ -185,9 +185,7 @@ class GraphModule(nn.Module):
                 return function
             version = graph.version
             code = graph.python_code("self")
-            if isinstance(graph._codegen, _PyTreeCodeGen):
-                _, *specs = graph._codegen.pytree_info
-                self.__dict__.update(zip(("_in_spec", "_out_spec"), specs, strict=True))
+            self.__dict__.update(graph._codegen.module_fields())
             function = _run_source(code, graph._codegen._func_name)
             cls._code, cls.forward = code, function
             del cls._call_impl

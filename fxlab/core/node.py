@@ -217,6 +217,7 @@ class Node:
                  "_input_nodes", "meta", "_prev", "_next", "_erased", "_key", "_repr_fn",
                  "__dict__", "__weakref__")  # fmt: skip
 
+    _shape_text: Callable[[Node], str]  # fxlab/display
     graph: Graph
     users: dict[Node, None]
     meta: dict[str, Any]
@@ -458,8 +459,6 @@ class Node:
             maybe_return_typename: when given, an output's annotation is written to its element 0.
             include_tensor_metadata: show dtype and shape from `meta` where known.
         """
-        from .graph import shape_text
-
         op, kind = self._op, "" if self._type is None else type_text(self._type)
         if op == "placeholder" and placeholder_names is not None:
             placeholder_names.append(f"{self._target}: {kind}" if kind else str(self._target))
@@ -468,7 +467,7 @@ class Node:
             if kind and maybe_return_typename:
                 maybe_return_typename[0] = f" -> {kind}"
             return f"return {self._args[0] if self._args else None}"
-        shown = (include_tensor_metadata and op[:4] == "call" and shape_text(self)) or kind
+        shown = (include_tensor_metadata and op[:4] == "call" and self._shape_text()) or kind
         text = (f"%{self._name} : {shown}{' ' if shown else ''}[num_users={len(self.users)}] = {op}"
                 f"[target={target_text(self._target)}]")  # fmt: skip
         if op == "placeholder":

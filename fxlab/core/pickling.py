@@ -138,7 +138,7 @@ def graph_to_state(graph: Graph) -> dict[str, Any]:
     return {
         "version": VERSION, "nodes": rows, "tracer": _named(graph._tracer_cls),
         "codegen": codegen if type(codegen).__name__ != "CodeGen" else None,
-        "constants": graph._constants, "co_fields": graph._co_fields,
+        "constants": graph._constants,
         "names": (space._used_names, space._base_count),
     }  # fmt: skip
 
@@ -166,7 +166,7 @@ def graph_from_state(state: dict[str, Any]) -> Graph:
         graph._link(node, graph._root._prev)
         nodes.append(node)
     graph._codegen = state["codegen"] or graph._codegen
-    graph._constants, graph._co_fields = state["constants"], state["co_fields"]
+    graph._constants = state["constants"]
     space = graph._graph_namespace
     space._used_names, space._base_count = state["names"]
     return graph

@@ -5,6 +5,7 @@ torch function and module call on it becomes a new Node instead of a result. Wha
 knowing now (a branch, a length, an index) it cannot answer: it asks the tracer, which knows only
 what example inputs or parameters tell, and otherwise raises an error that teaches.
 """
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -13,24 +14,34 @@ import dis
 import functools
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.overrides import is_tensor_method_or_property
+from torch import overrides
 
 from . import errors
-from .graph import Graph
 from .node import Node, leaves
 
 if TYPE_CHECKING:
     from .tracer import TracerBase
 
 _UNPACK = dis.opmap["UNPACK_SEQUENCE"]
-_COMPARISONS = frozenset(getattr(operator, name) for name in (
-    "eq", "ne", "lt", "le", "gt", "ge", "not_", "and_", "or_"))  # fmt: skip
 _SHAPE_NAMES = frozenset("shape size dim ndim numel nelement stride dtype device layout".split())
-_UNKNOWN = object()
+_is_method: Callable[[Any], bool] = functools.cache(
+    overrides.is_tensor_method_or_property)  # pyright: ignore  # fmt: skip
+UNKNOWN = object()
+"""Stands for a value that nobody knows while tracing."""
+LEAF = ("move these lines into a function and mark it with fxlab.wrap: its call is recorded, its "
+        "body is not traced")  # fmt: skip
+
+answers: list[Callable[[TracerBase, Proxy, str], Any]] = []
+"""Asked in turn for a value that Python insists on now: (tracer, proxy, what) -> it or UNKNOWN."""
+probes: list[Callable[[TracerBase, Proxy, str, types.FrameType], None]] = []
+"""Told when a user's frame asks a Proxy for its class ("") or for what no tensor has (the name)."""
+advisers: list[Callable[[Node, TracerBase, str], list[str]]] = []
+"""Asked for hints when a Proxy must refuse what Python wants (the protocol's name)."""
 
 
 class Proxy:
@@ -48,6 +59,7 @@ class Proxy:
 
     node: Node
     tracer: TracerBase
+    __array_ufunc__ = None  # `array * proxy` is the Proxy's own; numpy's functions refuse it
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
         if tracer is None:
@@ -63,7 +75,8 @@ class Proxy:
         frame = sys._getframe(1)
         code = frame.f_code
         if errors.is_users(code.co_filename) or code.co_name == "is_tensor":
-            self.tracer._asked_class(self, frame)
+            for probe in probes:
+                probe(self.tracer, self, "", frame)
         return torch.fx.Proxy
 
     def __repr__(self) -> str:
@@ -75,8 +88,11 @@ class Proxy:
         return repr(self)
 
     def __getattr__(self, k: str) -> Any:
-        if k[:2] == "__" and k[-2:] == "__" and not hasattr(torch.Tensor, k):
-            raise AttributeError(f"{type(self).__name__} has no {k}")
+        if not hasattr(torch.Tensor, k):
+            if k[:2] == "__" and k[-2:] == "__":
+                raise AttributeError(f"{type(self).__name__} has no {k}")
+            for probe in probes:
+                probe(self.tracer, self, k, sys._getframe(1))
         return Attribute(self, k)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -99,9 +115,9 @@ class Proxy:
 
     def __iter__(self) -> Iterator[Any]:
         frame = sys._getframe(1)
-        code, at = frame.f_code.co_code, frame.f_lasti
+        code, at, parts = frame.f_code.co_code, frame.f_lasti, cast(Any, self)
         if 0 <= at < len(code) and code[at] == _UNPACK:
-            return iter([self[i] for i in range(code[at + 1])])
+            return iter([parts[i] for i in range(code[at + 1])])
         return self.tracer.iter(self)
 
     def __bool__(self) -> bool:
@@ -117,7 +133,7 @@ class Proxy:
         return self.tracer.keys(self)
 
     def __contains__(self, item: Any) -> bool:
-        return _refuse(self, "in")
+        return refuse(self, "in")
 
     def __delattr__(self, name: str) -> None:
         raise errors.TraceAttributeError(
@@ -129,27 +145,18 @@ class Proxy:
                            kwargs: Any = None) -> Any:  # fmt: skip
         kwargs = kwargs or {}
         tracer = _one_tracer(args, kwargs, orig_method)
-        how, name = _kind_of(orig_method)
-        if how == "method":
-            return tracer.create_proxy("call_method", name, args, kwargs)
-        if how == "script":
-            return tracer.create_proxy("call_method", name, (orig_method.owner, *args), kwargs)
-        return tracer.create_proxy("call_function", orig_method, args, kwargs, name)
+        if isinstance(orig_method, torch._C.ScriptMethod):
+            args = (orig_method.owner, *args)
+            return tracer.create_proxy("call_method", orig_method.name, args, kwargs)
+        if _is_method(orig_method):
+            return tracer.create_proxy("call_method", orig_method.__name__, args, kwargs)
+        return tracer.create_proxy("call_function", orig_method, args, kwargs)
 
 
 def _new_proxy(cls: type, fields: dict[str, Any]) -> Any:
-    proxy = object.__new__(cls)
+    proxy = cast(Any, object).__new__(cls)
     proxy.__dict__.update(fields)
     return proxy
-
-
-@functools.cache
-def _kind_of(function: Any) -> tuple[str, str]:
-    if isinstance(function, torch._C.ScriptMethod):
-        return "script", function.name
-    if is_tensor_method_or_property(function):
-        return "method", function.__name__
-    return "function", Graph._target_to_str(function)
 
 
 def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
@@ -182,19 +189,22 @@ def _is_assert(frame: Any) -> bool:
     return False
 
 
-_ASKED: dict[str, tuple[type[errors.TraceError], str]] = {
-    "bool": (errors.TraceError, "a branch (if, while, and, or, not, assert) needs to know {p} now"),
+_numpy = operator.methodcaller("numpy")
+_ASKED: dict[str, tuple[type[errors.TraceError], str, Callable[..., Any] | None]] = {
+    "bool": (errors.TraceError,
+             "a branch (if, while, and, or, not, assert) needs to know {p} now", None),
     "iter": (errors.TraceIterError, "{p} was iterated (a loop, a *star call, a = *b, list(...)): "
-             "its length is not known"),
-    "keys": (errors.TraceError, "{p} was unpacked (**x): its keys are not known"),
-    "len": (errors.TraceLenError, "len({p}) was asked for: its length is not known"),
+             "its length is not known", None),
+    "keys": (errors.TraceError, "{p} was unpacked (**x): its keys are not known", None),
+    "in": (errors.TraceTypeError, "`in` on {p} would have to search its values now", None),
+    "len": (errors.TraceLenError, "len({p}) was asked for: its length is not known", len),
     "index": (errors.TraceIndexError, "{p} was used where Python needs an int now (range, a list "
-              "index, a slice of a list or tensor)"),
-    "in": (errors.TraceTypeError, "`in` on {p} would have to search its values now"),
-    **{name: (errors.TraceTypeError, f"{name}({{p}}) needs its value now")
-       for name in ("int", "float", "complex", "round")},
+              "index, a slice of a list or tensor)", operator.index),
+    "array": (errors.TraceTypeError, "numpy asked for the values of {p}", _numpy),
+    **{kind.__name__: (errors.TraceTypeError, f"{kind.__name__}({{p}}) needs its value now", kind)
+       for kind in (int, float, complex, round)},
 }  # fmt: skip
-"""What Python may insist on knowing now -> the error that says no, and its first words."""
+"""What Python may insist on knowing now -> the error that says no, its first words, the answer."""
 
 
 def _asked(what: str, answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,22 +212,22 @@ def _asked(what: str, answer: Callable[..., Any]) -> Callable[..., Any]:
 
     def method(self: Proxy, *args: Any) -> Any:
         known = self.tracer.concrete(self, "its length" if what == "len" else "its value")
-        return answer(known, *args) if known is not _UNKNOWN else _refuse(self, what)
+        return answer(known, *args) if known is not UNKNOWN else refuse(self, what)
 
     return method
 
 
-for _name, _answer in (("len", len), ("int", int), ("float", float), ("complex", complex),
-                       ("round", round), ("index", operator.index)):  # fmt: skip
-    setattr(Proxy, f"__{_name}__", _asked(_name, _answer))
+for _name, (_, _, _answer) in _ASKED.items():
+    if _answer is not None:
+        setattr(Proxy, f"__{_name}__", _asked(_name, _answer))
 
 
-def _refuse(proxy: Proxy, what: str) -> Any:
+def refuse(proxy: Proxy, what: str) -> Any:
     """Raise the taught error for something that Python wants to know of a Proxy now."""
-    node, tracer, (kind, text) = proxy.node, proxy.tracer, _ASKED[what]
+    node, tracer, (kind, text) = proxy.node, proxy.tracer, _ASKED[what][:2]
     text = text.format(p=f"Proxy({node.name})")
-    error = kind(f"{text}, but symbolically traced values have none", node=node,
-                 hint=_ways_out(node, tracer, what))  # fmt: skip
+    hints = [hint for adviser in advisers for hint in adviser(node, tracer, what)]
+    error = kind(f"{text}, but symbolically traced values have none", node=node, hint=hints)
     tracer._raised.append(error)
     raise error
 
@@ -226,38 +236,6 @@ def asks_shape(node: Node) -> bool:
     """Say whether a Node asks a tensor for its shape or the like."""
     name = node._args[1:2] if node._target is getattr else (node._target,)
     return isinstance(name[0], str) and name[0] in _SHAPE_NAMES and node._op[:4] == "call"
-
-
-def _ways_out(node: Node, tracer: Any, what: str) -> list[str]:
-    """Return the remedies that apply to this Node, the likeliest first."""
-    ancestors, todo = {node: None}, [node]
-    while todo and len(ancestors) < 200:
-        for source in todo.pop().all_input_nodes:
-            if source not in ancestors:
-                ancestors[source] = None
-                todo.append(source)
-    inputs = [n for n in ancestors if n.op == "placeholder"]
-    shaped = any(map(asks_shape, ancestors))
-    hints = []
-    if shaped and not tracer._examples:
-        hints.append("give the tracer example inputs, which make ranks and sizes known: "
-                     "symbolic_trace(model, example_inputs=(x,))")  # fmt: skip
-    if inputs and all(n.op == "placeholder" or n.target in _COMPARISONS for n in ancestors):
-        name = str(inputs[0].target)
-        hints.append(f"if {inputs[0].name} is a setting and no tensor, fix its value: "
-                     f"symbolic_trace(model, concrete_args={{{name!r}: ...}})")  # fmt: skip
-    if what == "bool" and not shaped:
-        hints.append("compute both sides and choose: torch.where(condition, a, b)")
-    if what in ("iter", "len") and not shaped:
-        hints.append("index it instead: x[0], x[1]; or a, b = x, which records as many reads")
-    stack = node.meta.get("nn_module_stack")
-    if stack:
-        path, kind = list(stack.values())[-1]
-        hints.append(f"keep the module {path} ({getattr(kind, '__name__', kind)}) whole: "
-                     "is_leaf_module of your Tracer returns True for it")  # fmt: skip
-    hints.append("move these lines into a function and mark it with fxlab.wrap: its call is "
-                 "recorded, its body is not traced")  # fmt: skip
-    return hints
 
 
 class Attribute(Proxy):
@@ -295,10 +273,12 @@ class ParameterProxy(Proxy):
         self.__dict__["param"], self.__dict__["name"] = param, name
 
 
-for _name in ("shape", "ndim"):
-    setattr(ParameterProxy, _name, property(lambda self, n=_name: getattr(self.param, n)))
-for _name in ("size", "dim", "numel", "nelement"):
-    setattr(ParameterProxy, _name, lambda self, *a, n=_name, **k: getattr(self.param, n)(*a, **k))
+def _of_parameter(name: str) -> property:
+    return property(lambda self: getattr(self.__dict__["param"], name))
+
+
+for _name in ("shape", "ndim", "size", "dim", "numel", "nelement"):
+    setattr(ParameterProxy, _name, _of_parameter(_name))
 
 magic_methods = (
     "eq ne lt gt le ge pos neg invert abs add mul sub mod floordiv truediv divmod lshift rshift "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -29,32 +30,27 @@ _side_effectful_functions: dict[Any, str] = {fn: reason for reason, functions in
     "changes an object": (setattr, delattr, next),
     "checks a promise at run time": (torch._assert, torch._assert_async),
     "sets a global switch": (torch.manual_seed, torch.seed, torch._C._set_grad_enabled,
-                             torch.set_num_threads, torch.set_default_dtype),
+                             torch.use_deterministic_algorithms),
 }.items() for fn in functions}  # fmt: skip
 _registered: set[Any] = set()
 _pure: set[Any] = set()
 _INPLACE_OPERATORS = {getattr(operator, name) for name in (
     "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor"
 ).split()}  # fmt: skip
-_INPLACE_NAMES = frozenset(f"__{fn.__name__}__" for fn in _INPLACE_OPERATORS)
-_CHANGES_CONTAINER = frozenset(
-    "append extend insert pop remove clear sort reverse update setdefault popitem discard write "
-    "send add_module register_hook register_post_accumulate_grad_hook backward retain_grad "
-    "__setitem__ __delitem__ __setattr__ share_memory_".split()
-)
-_READS_CONTAINER = frozenset(
-    "keys values items get copy format join split strip startswith endswith index union numerator "
-    "__call__ __getitem__ __len__ __contains__ encode lower upper replace difference tolist "
-    "intersection denominator real imag bit_length".split()
+_INPLACE_NAMES = {"__setitem__", "__delitem__", *(f"__{f.__name__}__" for f in _INPLACE_OPERATORS)}
+_READS = frozenset().union(*map(dir, (tuple, frozenset, types.MappingProxyType, str, complex, int)))
+_CHANGES = frozenset().union(*map(dir, (list, set, dict))) - _READS - {"add"} | frozenset(
+    "write send add_module register_hook register_post_accumulate_grad_hook backward retain_grad "
+    "__setattr__ __delattr__ share_memory_".split()
 )
 _RANDOM = frozenset(
     "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial "
     "poisson binomial rrelu gumbel_softmax".split()
 )
-_RANDOM_IF_TRAINING = frozenset(
+_SWITCHES = {"scaled_dot_product_attention": "dropout_p"} | dict.fromkeys(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout "
-    "rrelu fractional_max_pool2d fractional_max_pool3d scaled_dot_product_attention".split()
-)
+    "rrelu fractional_max_pool2d fractional_max_pool3d".split(), "training")  # fmt: skip
+"""Functions that draw random numbers -> the parameter that switches that off."""
 _PURE_MODULES = frozenset("torch _operator operator math builtins itertools functools collections "
                           "numpy fxlab typing enum dataclasses".split())  # fmt: skip
 _INPLACE = "writes into its input in place (inplace=True)"
@@ -97,73 +93,77 @@ def effect(node: Node, gm: Any = None, *, impure_random: bool = True) -> str | N
 
 
 def _function_effect(node: Node, impure_random: bool) -> str | None:
-    target = node._target
+    target: Any = node._target
+    name, short = target_text(target), getattr(target, "__name__", "")
     try:
-        fixed, random, training = _classify(target)
+        fixed, switch = _classify(target)
     except TypeError:  # it has no hash
-        return f"{target_text(target)} is not known to be pure"
+        return f"{name} is not known to be pure"
     if target in _registered:
-        return f"{target_text(target)} was registered with has_side_effect"
+        return f"{name} was registered with has_side_effect"
     if target in _pure or fixed is not None:
         return None if target in _pure else fixed
-    if random and impure_random and (not training or _is_training(node)):
-        return f"{target_text(target)} draws random numbers"
+    drawing = switch is not None and (not switch or _argument(node, switch) not in (False, None))
+    if drawing and impure_random:
+        return f"{name} draws random numbers"
     if node._kwargs.get("out") is not None:
         return "writes into its out= argument"
     if _argument(node, "inplace") is True:
         return _INPLACE
-    name = getattr(target, "__name__", "")
-    if "embedding" in name and _argument(node, "max_norm") is not None:
+    if "embedding" in short and _argument(node, "max_norm") is not None:
         return "renormalises the table (max_norm)"
-    flag = {"batch_norm": "training", "instance_norm": "use_input_stats"}.get(name)
+    flag = {"batch_norm": "training", "instance_norm": "use_input_stats"}.get(short)
     if flag and _argument(node, "running_mean") is not None and _argument(node, flag) is not False:
         return f"updates running statistics ({flag})"
     return None
 
 
 @functools.cache
-def _classify(target: Any) -> tuple[str | None, bool, bool]:
-    """Return (effect whatever the arguments, draws random numbers, only when training)."""
-    if target in _side_effectful_functions:
-        return _side_effectful_functions[target], False, False
-    name, fixed, random = target_text(target), None, False
-    short = getattr(target, "__name__", "") or ""
+def _classify(target: Any) -> tuple[str | None, str | None]:
+    """Return the effect that a function has whatever its arguments, and if it draws random numbers.
+
+    The latter is the name of the parameter that can switch it off, "" if none can, else None.
+    """
+    name, short = target_text(target), getattr(target, "__name__", "") or ""
     module = (getattr(target, "__module__", None) or name).split(".")[0]
-    training = short in _RANDOM_IF_TRAINING
+    if target in _side_effectful_functions:
+        return _side_effectful_functions[target], None
     if isinstance(target, (OpOverload, OpOverloadPacket)):
-        overload = target if isinstance(target, OpOverload) else getattr(target, "default", None)
-        schema = getattr(overload, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            fixed = f"{name} writes into an argument (its schema says so)"
-        random, training = torch.Tag.nondeterministic_seeded in getattr(overload, "tags", ()), False
-    elif target in _INPLACE_OPERATORS:
-        fixed = f"{name} writes into its first argument if that is a tensor or list"
-    elif module not in _PURE_MODULES:
-        fixed = f"{name} is user code that is not known to be pure"
-    elif short.endswith("_") and not short.endswith("__") and module == "torch":
-        fixed = f"{short} writes into its input in place"
-    elif short == "_assert_is_none" or short.startswith(("set_", "_set_")):
-        fixed = f"{short} checks or sets something at run time"
-    else:
-        random = module == "torch" and (training or short in _RANDOM)
-    return fixed, random, training
+        if isinstance(target, OpOverloadPacket):  # its overloads agree, but for those with out=
+            names = target.overloads()
+            target = getattr(target, "default" if "default" in names else names[0])
+        if target._schema.is_mutable:
+            return f"{name} writes into an argument (its schema says so)", None
+        return None, "" if torch.Tag.nondeterministic_seeded in target.tags else None
+    if target in _INPLACE_OPERATORS:
+        return f"{name} writes into its first argument if that is a tensor or list", None
+    if module not in _PURE_MODULES:
+        return f"{name} is user code that is not known to be pure", None
+    if short.endswith("_") and not short.endswith("__") and module == "torch":
+        return f"{short} writes into its input in place", None
+    if short.startswith(("set_", "_set_")):
+        return f"{short} sets something at run time", None
+    switch = _SWITCHES.get(short, "" if short in _RANDOM else None)
+    return None, switch if module == "torch" else None
 
 
-_BUILTINS = {"batch_norm": "input weight bias running_mean running_var training",
-             "rrelu": "input lower upper training",
-             "scaled_dot_product_attention": "query key value attn_mask dropout_p"}  # fmt: skip
-"""Parameters of functions of torch that have no signature for Python; else those of dropout."""
+_SIGNATURES: dict[str, Callable[..., Any]] = {
+    "batch_norm": lambda input, weight, bias, running_mean, running_var, training: 0,
+    "rrelu": lambda input, lower, upper, training: 0,
+    "scaled_dot_product_attention": lambda query, key, value, attn_mask=None, dropout_p=0.0: 0,
+}
+"""What functions of torch take that have no signature for Python; else it is dropout's."""
 
 
 @functools.cache
 def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
     """Return the parameters of a function: name -> (position, default)."""
     try:
-        found = [(p.name, p.default) for p in inspect.signature(target).parameters.values()]
+        signature = inspect.signature(target)
     except (TypeError, ValueError):
-        names = _BUILTINS.get(getattr(target, "__name__", ""), "input p training").split()
-        found = [(name, None) for name in names]
-    return {name: (i, default) for i, (name, default) in enumerate(found)}
+        like = _SIGNATURES.get(getattr(target, "__name__", ""), lambda input, p, training: 0)
+        signature = inspect.signature(like)
+    return {p.name: (i, p.default) for i, p in enumerate(signature.parameters.values())}
 
 
 def _argument(node: Node, name: str) -> Any:
@@ -172,25 +172,19 @@ def _argument(node: Node, name: str) -> Any:
     return node._kwargs.get(name, node._args[place] if place < len(node._args) else default)
 
 
-def _is_training(node: Node) -> bool:
-    """Say whether a random function draws: an unknown (traced) flag counts as yes."""
-    if getattr(node._target, "__name__", "") == "scaled_dot_product_attention":
-        return _argument(node, "dropout_p") not in (None, 0.0)
-    return _argument(node, "training") is not False
-
-
 def _method_effect(node: Node, impure_random: bool) -> str | None:
     name = str(node._target)
-    if name in _CHANGES_CONTAINER:
+    of_tensor, in_place = hasattr(torch.Tensor, name), name[-1:] == "_" and name[-2:] != "__"
+    if (of_tensor and in_place) or name in _INPLACE_NAMES:
+        return f"{name} writes into its input in place"
+    if name in _CHANGES:
         return f"{name} changes its object"
-    if hasattr(torch.Tensor, name):
-        if (name.endswith("_") and not name.endswith("__")) or name in _INPLACE_NAMES:
-            return f"{name} writes into its input in place"
-        if impure_random and name in _RANDOM:
-            return f"{name} draws random numbers"
-        return "writes into its out= argument" if node._kwargs.get("out") is not None else None
-    known = name in _READS_CONTAINER or name.startswith("__")
-    return None if known else f"the method {name} is not known to be pure"
+    if not of_tensor:
+        known = name in _READS or name.startswith("__")
+        return None if known else f"the method {name} is not known to be pure"
+    if impure_random and name in _RANDOM:
+        return f"{name} draws random numbers"
+    return "writes into its out= argument" if node._kwargs.get("out") is not None else None
 
 
 def _module_effect(node: Node, gm: Any, impure_random: bool) -> str | None:

@@ -8,13 +8,11 @@ constant table), so that no `repr` of an object is ever executed.
 
 from __future__ import annotations
 
-import builtins
 import enum
 import inspect
 import keyword
 import math
 import operator
-import re
 import types
 import typing
 import unicodedata
@@ -24,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 
 from .errors import CodegenError
+from .graph import _Namespace
 from .node import Argument, Node, holds_node, immutable_dict, immutable_list, lookup, qualified_name
 
 _INFIX = {getattr(operator, name): symbol for name, symbol in {
@@ -39,7 +38,6 @@ _NOT_NAMES = frozenset((*keyword.kwlist, "__debug__"))
 _LITERALS = frozenset((bool, str, bytes, type(None)))
 _CALLABLES = (type, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverload,
               torch._ops.OpOverloadPacket)  # fmt: skip
-_not_word = re.compile(r"\W+", re.ASCII)
 _torch_paths: dict[int, tuple[Any, str]] = {}
 
 
@@ -80,9 +78,9 @@ class Writer:
         self.nodes = list(nodes)
         self.current: Node | None = None
         self.globals: dict[str, Any] = {}
-        self._bound: dict[int, str] = {}
-        self._counts: dict[str, int] = {}
-        self.taken = set(reserved)
+        self._space = _Namespace()
+        self.taken = self._space._used_names
+        self.taken.update(reserved)
         self._name_locals(root)
         self.torch, self.getattr = self.bind("torch", torch), self.bind("getattr", getattr)
 
@@ -92,46 +90,28 @@ class Writer:
         """Fix the name of each parameter and local: parameters first, then whoever is free."""
         inputs = {node: str(node._target) for node in self.nodes if node._op == "placeholder"}
         owner = {t.lstrip("*"): node for node, t in reversed(inputs.items())}
-        taken = self.taken
-        taken.update(filter(is_name, owner))
+        self.taken.update(filter(is_name, owner))
         self.parameters: dict[Node, tuple[str, str]] = {}
         for node, target in inputs.items():
             name = target.lstrip("*")
             kind = _KINDS[(1, 2, 4)[min(len(target) - len(name), 2)]]
             if not is_name(name) or owner[name] is not node:
-                name = self._free(node._name)
-            taken.add(name)
+                name = self._space.create_name(node._name)
             self.parameters[node] = name, node.meta.get("param_kind", kind)
-        self.root = self._free(root)
-        taken.add(self.root)
+        self.root = self._space.create_name(root)
         self.local: dict[Node, str] = {}
         for node in self.nodes:
             name = node._name
             own = node._op == "placeholder" and self.parameters[node][0] == name
-            if not own and (name in taken or not is_name(name)):
-                name = self._free(name)
-            taken.add(name)
+            if not own and (name in self.taken or not is_name(name)):
+                name = self._space.create_name(name)
+            self.taken.add(name)
             self.local[node] = name
-
-    def _free(self, hint: str, obj: Any = None) -> str:
-        """Return a name like `hint` that no parameter, local, global or (other) builtin has."""
-        if not is_name(hint):
-            hint = _not_word.sub("_", hint) or "_unnamed"
-            hint = hint if is_name(hint) else f"_{hint}"
-        name, number = hint, self._counts.get(hint, 0)
-        while name in self.taken or getattr(builtins, name, obj) is not obj:
-            number += 1
-            name = f"{hint}_{number}"
-        self._counts[hint] = number
-        return name
 
     def bind(self, hint: str, obj: Any) -> str:
         """Return the global name of an object; no parameter or local can shadow it."""
-        name = self._bound.get(id(obj))
-        if name is None:
-            name = self._bound[id(obj)] = self._free(hint, obj)
-            self.taken.add(name)
-            self.globals[name] = obj
+        name = self._space.create_name(hint, obj)
+        self.globals[name] = obj
         return name
 
     def callee(self, fn: Any) -> str:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from fxlab.core.codegen import CodeGen
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
+from fxlab.core.node import Node
 
 from .folder import to_folder
-from .readable import Comments, print_readable, print_tabular
+from .readable import Comments, print_readable, print_tabular, shape_text
 
-__all__ = ["Comments", "print_readable", "print_tabular", "to_folder"]
+__all__ = ["Comments", "print_readable", "print_tabular", "shape_text", "to_folder"]
 
 CodeGen.comments = Comments
+Node._shape_text = shape_text
 Graph.print_tabular = print_tabular
 GraphModule.print_readable = print_readable
 GraphModule.to_folder = to_folder

@@ -47,30 +47,30 @@ def _import_text(name: str, value: Any) -> str:
     return f"from {module} import {attribute} as {name}" if found is value else ""
 
 
-def to_folder(gm: GraphModule, folder: str | Path, module_name: str = "FxModule") -> None:
+def to_folder(self: GraphModule, folder: str | Path, module_name: str = "FxModule") -> None:
     """Write the module as a package: readable source, and its state beside it.
 
     `from <folder> import <module_name>` then gives a class whose instances compute the same.
 
     Args:
-        gm: the module.
+        self: the module.
         folder: made if it is not there; it can be moved afterwards.
         module_name: the name of the class.
     """
-    folder, code = Path(folder), gm._python_code()
+    folder, code = Path(folder), self._python_code()
     folder.mkdir(exist_ok=True, parents=True)
     imports = {name: _import_text(name, value) for name, value in code.globals.items()}
     objects = {name: code.globals[name] for name, text in imports.items() if not text}
-    read = {str(node.target).split(".")[0] for node in gm.graph.nodes}
+    read = {str(node.target).split(".")[0] for node in self.graph.nodes}
     names = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
     kept = {*names, *read, "_in_spec", "_out_spec"}
-    state = {name: value for name, value in vars(gm).items() if name in kept}
+    state = {name: value for name, value in vars(self).items() if name in kept}
     torch.save({"state": state, "objects": objects}, folder / "state.pt")
     source = _SOURCE.format(
         name=module_name,
         imports="\n".join(sorted(filter(None, imports.values()))),
         source=code.src.strip(),
-        function=gm.graph._codegen._func_name,
+        function=self.graph._codegen._func_name,
     )
     (folder / "module.py").write_text(source, encoding="utf-8")
     (folder / "__init__.py").write_text("from .module import *\n", encoding="utf-8")

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxlab.core.graph import shape_text
 from fxlab.core.node import target_text as text_of_target
+from fxlab.display import shape_text
 from fxlab.explorer.drawing import GLYPHS, elide
 from fxlab.explorer.frames import LETTERS
 from fxlab.explorer.sentences import target_text

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from fxlab.core.errors import cell_name
-from fxlab.core.graph import shape_text
 from fxlab.core.node import Node, target_text
+from fxlab.display import shape_text
 from fxlab.explorer.timeline import Place, Source
 
 MAX_DEPTH = 40

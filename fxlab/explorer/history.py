@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxlab.core.graph import MISSING, shape_text
+from fxlab.core.graph import MISSING
+from fxlab.display import shape_text
 from fxlab.explorer import sentences
 from fxlab.explorer.ancestry import ancestor_ids, ancestors_of, module_stack, node_id, pair_rows
 from fxlab.explorer.edits import EditWriter

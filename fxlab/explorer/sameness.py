@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxlab.core.graph import Graph, shape_text
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
+from fxlab.display import shape_text
 from fxlab.explorer.ancestry import ancestor_ids, node_id
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import torch.fx.graph
 import torch.fx.node
 import torch.fx.traceback
 
-from fxlab.core.codegen import CodeGen, _PyTreeCodeGen, _PyTreeInfo
+from fxlab.core.codegen import CodeGen
 from fxlab.core.errors import (
     FxlabError,
     LintError,
@@ -35,6 +35,7 @@ from fxlab.core.graph import Graph, _enter_region, _exit_region
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import OPCODES, Node, _new_id, map_arg, target_text
 from fxlab.interop.targets import Opaque, attribute_names, function_table, method_names
+from fxlab.tracing.pytrees import PyTreeCodeGen, PyTreeInfo
 
 __all__ = [
     "DynamoRecorder",
@@ -83,7 +84,7 @@ def from_torch_fx(gm: torch.fx.GraphModule) -> GraphModule:
     codegen: Any = gm.graph._codegen
     if type(codegen) is torch.fx.graph._PyTreeCodeGen:
         info = codegen.pytree_info
-        graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(info.orig_args), *info[1:3])))
+        graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(info.orig_args), *info[1:3])))
     elif type(codegen) is not torch.fx.graph.CodeGen:
         warnings.warn(
             f"the code generator {type(codegen).__name__} of the torch.fx module was not taken "
@@ -108,7 +109,7 @@ def to_torch_fx(gm: GraphModule) -> torch.fx.GraphModule:
         if node.target is _enter_region:
             node.target, node.args = _Enter.of(node.args[0]), node.args[1:]
     codegen = gm.graph._codegen
-    if isinstance(codegen, _PyTreeCodeGen) and codegen.pytree_info is not None:
+    if isinstance(codegen, PyTreeCodeGen) and codegen.pytree_info is not None:
         info = torch.fx.graph._PyTreeInfo(*codegen.pytree_info)
         graph.set_codegen(torch.fx.graph._PyTreeCodeGen(info))
     elif type(codegen) is not CodeGen:

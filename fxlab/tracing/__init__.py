@@ -1,0 +1,20 @@
+"""Tracing with care: what a trace may know, what it loses, and whether its result is right.
+
+`fxlab.core.tracer` records what a program does. Around it stands what capture itself (paper,
+section 4.1) does without: `known.py` answers what Python insists on knowing from parameters and
+example inputs, `advice.py` tells the ways out when it can't, `switches.py` gets regions, global
+switches and the training flag into the graph, `factories.py` the tensors that a program makes for
+itself, `losses.py` says what did not get there and puts the
+user's model back, `check.py` compares the result with the original. This import hangs them into
+every trace.
+"""
+
+from __future__ import annotations
+
+from . import advice, factories, known, losses, pytrees, switches
+from .check import symbolic_trace
+
+__all__ = ["symbolic_trace"]
+
+for _part in (advice, factories, known, losses, pytrees, switches):
+    _part.install()

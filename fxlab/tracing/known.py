@@ -1,0 +1,105 @@
+"""What does a tracer know about a value before anything has run?
+
+Shapes of parameters, values of buffers and, if example inputs were given, ranks and sizes of all
+that depends on them. Worked out only when the traced program asks (paper, section 5.3: capture does
+not specialize unless told to); example inputs run as fake tensors, so no arithmetic is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fxlab.core.node import Node, lookup, map_arg
+from fxlab.core.patches import untraced
+from fxlab.core.proxy import UNKNOWN, Proxy, answers, asks_shape
+from fxlab.core.purity import effect
+from fxlab.core.tracer import TracerBase
+
+STATIC, STATE, EXAMPLE = _SOURCES = ("", "a parameter or buffer", "example inputs")
+"""What a known value comes from; a shape of a parameter is as good as a literal."""
+
+
+def install() -> None:
+    """Let every tracer ask here when Python insists on knowing a value now."""
+    if answer not in answers:
+        answers.append(answer)
+
+
+def answer(tracer: TracerBase, proxy: Proxy, what: str) -> Any:
+    """Return the value behind a Proxy if parameters, buffers or example inputs tell it.
+
+    Args:
+        tracer: the one that traces.
+        proxy: who is asked.
+        what: for the TraceWarning that says what was fixed.
+    """
+    value, why = known(tracer, proxy.node)
+    if value is not UNKNOWN and why and (what != "its length" or why == STATE):
+        tracer.warn("fixed", f"{what} of {proxy} was fixed to {value!r:.60}, known from {why}")
+    return value
+
+
+def known(tracer: TracerBase, node: Node) -> tuple[Any, str]:
+    """Return the value of a Node, or UNKNOWN, and what it comes from."""
+    table: dict[Any, Any] = tracer._notes.setdefault("known", {})
+    if tracer._examples is not None and _EXAMPLES not in table:
+        table[_EXAMPLES] = _as_fake(tracer)
+    mode, _ = table.get(_EXAMPLES, (contextlib.nullcontext(), {}))
+    todo = [node]
+    with untraced(), torch.no_grad(), torch.random.fork_rng(devices=[]), mode:
+        while todo:
+            current = todo[-1]
+            missing = [n for n in current.all_input_nodes if n not in table]
+            if missing:
+                todo.extend(missing)
+                continue
+            todo.pop()
+            if current not in table:
+                table[current] = _evaluate(tracer, current, table)
+    return table[node]
+
+
+_EXAMPLES = "examples"
+
+
+def _as_fake(tracer: TracerBase) -> tuple[FakeTensorMode, dict[str, Any]]:
+    """Return a fake mode and the example inputs in it, by the placeholder's target."""
+    given = tracer._examples
+    names = [str(n.target) for n in tracer.graph.nodes if n.op == "placeholder"]
+    given = (given,) if isinstance(given, torch.Tensor) else given
+    if not isinstance(given, dict):
+        leaves = list(given)
+        leaves = pytree.tree_leaves(leaves) if len(leaves) > len(names) else leaves
+        given = dict(zip(names, leaves, strict=False))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode, pytree.tree_map_only(torch.Tensor, mode.from_tensor, given)
+
+
+def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[Any, str]:
+    """Run a Node on what is known of its inputs; whatever goes wrong, it is not known."""
+    inputs, op, target = [table[n] for n in node.all_input_nodes], node.op, node.target
+    if any(value is UNKNOWN for value, _ in inputs):
+        return UNKNOWN, ""
+    why = max((why for _, why in inputs), key=_SOURCES.index, default=STATIC)
+    why = STATIC if why == STATE and asks_shape(node) else why
+    try:
+        if op == "placeholder":
+            return table[_EXAMPLES][1][str(target)], EXAMPLE
+        kept = tracer.graph._constants
+        if op == "get_attr":
+            return kept[target] if target in kept else lookup(tracer.root, str(target)), STATE
+        if effect(node, tracer.root) is not None:
+            return UNKNOWN, ""
+        args = map_arg(node.args, lambda n: table[n][0])
+        kwargs = map_arg(node.kwargs, lambda n: table[n][0])
+        if op == "call_method":
+            return getattr(args[0], str(target))(*args[1:], **kwargs), why
+        function: Any = target if op == "call_function" else lookup(tracer.root, str(target))
+        return function(*args, **kwargs), why
+    except Exception:  # the caller says that it is not known
+        return UNKNOWN, ""

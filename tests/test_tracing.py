@@ -1,0 +1,307 @@
+"""What stands around a trace: what it knows, what it says it lost, and what it switches."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fxlab
+from fxlab import TraceError, TraceWarning
+
+X = torch.tensor([1.0, -2.0, 3.0])
+
+
+def quiet(fn, **options):
+    """Trace; a warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return fxlab.symbolic_trace(fn, **options)
+
+
+def said(fn, match, **options):
+    """Trace; exactly one TraceWarning, which names a line of this file, is expected."""
+    with pytest.warns(TraceWarning, match=match):
+        gm = fxlab.symbolic_trace(fn, **options)
+    assert len(gm.meta["trace_warnings"]) == 1
+    assert Path(__file__).name in gm.meta["trace_warnings"][0]
+    return gm
+
+
+# -- what refuses a Proxy in words of its own --------------------------------------------------
+
+
+REFUSALS = {
+    "a function of numpy": lambda x: np.tanh(x),
+    "a conversion to an array": lambda x: np.asarray(x),
+    "numpy on what x.numpy() gives": lambda x: torch.from_numpy(np.tanh(x.numpy())),
+    "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
+    "func.grad": lambda x: torch.func.grad(lambda v: (v * 2).sum())(x),
+    "jacrev": lambda x: torch.func.jacrev(lambda v: v.sin())(x),
+    "a function written in C": lambda x: torch._C._functorch._wrap_for_grad(x, 1),
+}
+
+
+@pytest.mark.parametrize("program", REFUSALS.values(), ids=list(REFUSALS))
+def test_what_refuses_a_proxy_is_told_as_a_trace_error_with_the_users_line(program):
+    with pytest.raises(TraceError) as info:
+        fxlab.symbolic_trace(program)
+    assert info.value.where[0][:2] == (__file__, program.__code__.co_firstlineno)
+    assert any("wrap" in hint for hint in info.value.hint)
+
+
+def test_an_error_of_the_program_itself_stays_what_it_is():
+    def wrong(x):
+        raise ValueError("no such mode")
+
+    with pytest.raises(ValueError, match=r"^no such mode$"):
+        fxlab.symbolic_trace(wrong)
+
+
+def test_from_numpy_of_a_traced_array_and_a_numpy_scalar_times_a_proxy_are_recorded():
+    gm = quiet(lambda x: torch.from_numpy(x.numpy()) + np.float64(2.0) * x)
+    assert torch.equal(gm(X), X + 2 * X)
+
+
+# -- switches and regions ------------------------------------------------------------------------
+
+
+def test_a_seed_set_in_the_program_is_set_by_the_graph_and_not_by_the_trace():
+    def program(x):
+        torch.manual_seed(7)
+        return x + torch.rand(3)
+
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    gm = quiet(program)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(gm(X), gm(X)) and torch.equal(gm(X), program(X))
+
+
+def test_a_default_dtype_set_in_the_program_is_set_by_the_graph_and_put_back_by_the_trace():
+    def program(x):
+        torch.set_default_dtype(torch.float64)
+        return x + torch.rand(x.shape[0])
+
+    try:
+        gm = quiet(program)
+        assert torch.get_default_dtype() is torch.float32
+        assert gm(X).dtype is torch.float64 and torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_set_grad_enabled_as_a_call_is_recorded_and_put_back_by_the_trace():
+    def program(x):
+        torch.set_grad_enabled(False)
+        y = x * 2
+        torch.set_grad_enabled(True)
+        return y, x * 3
+
+    gm = quiet(program)
+    assert torch.is_grad_enabled()
+    no, yes = gm(X.clone().requires_grad_())
+    assert not no.requires_grad and yes.requires_grad
+
+    def for_good(x):
+        torch.set_grad_enabled(False)
+        return x * 2
+
+    gm = quiet(for_good)
+    assert torch.is_grad_enabled()
+    with torch.enable_grad():
+        assert not gm(X.clone().requires_grad_()).requires_grad
+
+
+def test_set_grad_enabled_as_a_block_is_one_region_and_no_call():
+    def program(x):
+        with torch.set_grad_enabled(False):
+            return x * 2
+
+    gm = quiet(program)
+    assert gm.code.count("set_grad_enabled") == 1 and "with " in gm.code
+
+
+def test_a_forked_generator_is_a_region():
+    def program(x):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            y = x + torch.rand(3)
+        return y, torch.rand(1)
+
+    gm = quiet(program)
+    assert "with torch.random.fork_rng(devices = []):" in gm.code
+    for run in (gm, fxlab.Interpreter(gm).run):
+        torch.manual_seed(5)
+        wanted = program(X)
+        torch.manual_seed(5)
+        assert all(torch.equal(a, b) for a, b in zip(run(X), wanted, strict=True))
+
+
+def test_a_programs_own_context_manager_is_traced_through():
+    import contextlib
+
+    @contextlib.contextmanager
+    def doubled(x):
+        yield x * 2
+
+    def program(x):
+        with doubled(x) as y:
+            return y + 1
+
+    gm = quiet(program)
+    assert "with " not in gm.code and torch.equal(gm(X), program(X))
+
+
+def test_a_device_block_gives_recorded_factories_their_device():
+    def program(x):
+        with torch.device("meta"):
+            a = torch.rand(x.shape[0])
+            b = torch.zeros(x.shape[0], device="cpu")
+        return a, b, torch.ones(x.shape[0])
+
+    a, b, c = quiet(program)(X)
+    assert (a.device.type, b.device.type, c.device.type) == ("meta", "cpu", "cpu")
+
+
+# -- tensors that the program makes --------------------------------------------------------------
+
+
+def fills_by_index(x):
+    out = torch.zeros(4)
+    for i in range(3):
+        out[i] = x[i] * 2
+    return out
+
+
+def adds_in_place(x):
+    h = torch.zeros(3)
+    h.add_(x)
+    h.mul_(2)
+    return h, h + 1
+
+
+def augmented(x):
+    h = torch.ones(3)
+    before = h + x
+    h += x
+    return before, h, h.sum()
+
+
+def writes_by_out(x):
+    buffer = torch.empty(3)
+    torch.mul(x, 2, out=buffer)
+    return buffer * 2
+
+
+def reads_back(x):
+    h = torch.arange(3.0)
+    h[0] = x[1]
+    return h[0] + h[1], h.real, torch.relu(h), h.shape[0] * x, [row * 2 for row in (h[1], h[2])]
+
+
+def asks_for_its_size(x):
+    h = torch.zeros(3)
+    h.add_(x)
+    for i in range(len(h)):
+        x = x + h[i] * h.dim()
+    return x if h.dtype is torch.float32 else -x
+
+
+def in_a_loop(x):
+    total = x
+    for _ in range(3):
+        h = torch.zeros(3)
+        h[1] = total[0]
+        total = total + h
+    return total
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        fills_by_index, adds_in_place, augmented, writes_by_out, reads_back, asks_for_its_size,
+        in_a_loop,
+    ],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_a_tensor_that_the_program_makes_and_writes_into_is_new_in_each_call(program):
+    gm = quiet(program)
+    for run in (gm, gm, fxlab.Interpreter(gm).run, fxlab.symbolic_trace(gm)):
+        assert repr(run(X)) == repr(program(X))
+        assert repr(run(X + 1)) == repr(program(X + 1))
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_a_tensor_that_is_only_read_stays_a_constant():
+    gm = quiet(lambda x: x + torch.zeros(3))
+    assert not gm.graph.find_nodes(op="call_method", target="clone")
+
+
+def test_writing_into_a_view_of_a_constant_or_into_a_tensor_from_outside_is_told():
+    def view(x):
+        h = torch.zeros(3)
+        first = h[:1]
+        h.add_(x)
+        return first + x
+
+    said(view, "made outside or while tracing")
+    outside = torch.zeros(3)
+
+    def keeps(x):
+        outside.add_(x)
+        return outside + x
+
+    said(keeps, "made outside or while tracing")
+    assert torch.equal(outside, torch.zeros(3))
+
+
+# -- questions that a Proxy cannot answer as the value would ----------------------------------
+
+
+def test_hasattr_of_what_no_tensor_has_is_told_and_of_what_one_has_is_not():
+    gm = said(lambda x: x.tensors if hasattr(x, "tensors") else x + 1, "hasattr.*tensors")
+    assert gm.graph.find_nodes(op="call_function", target=getattr)
+    quiet(lambda x: x + 1 if hasattr(x, "shape") else x)
+    quiet(lambda x: x.tensors + 1)
+
+
+# -- traced again ----------------------------------------------------------------------------------
+
+
+def test_a_graph_module_with_structured_inputs_can_be_traced_again():
+    def program(x, table):
+        return {"sum": x + table["a"], "all": [table["b"][0]]}
+
+    given = {"a": X, "b": [X + 1]}
+    once = quiet(program, concrete_args={"table": {"a": fxlab.PH, "b": [fxlab.PH]}})
+    twice = quiet(once)
+    assert repr(twice(X, given)) == repr(program(X, given))
+    assert [n.name for n in twice.graph.nodes] == [n.name for n in once.graph.nodes]
+
+
+def test_star_arguments_behind_a_decorator_are_traced_with_the_decorators_region():
+    class M(nn.Module):
+        @torch.no_grad()
+        def forward(self, *xs, k=1, **more):
+            return xs[0] * k + more["m"]
+
+    gm = quiet(M())
+    got = gm(X.clone().requires_grad_(), k=3, m=X)
+    assert torch.equal(got, X * 3 + X) and not got.requires_grad
+
+
+def test_star_arguments_of_a_method_and_of_an_object_are_traced():
+    class Calls:
+        def __call__(self, *xs):
+            return xs[1] * 2
+
+        def method(self, a, *xs):
+            return a + xs[0]
+
+    assert torch.equal(quiet(Calls())(X, X + 1), (X + 1) * 2)
+    assert torch.equal(quiet(Calls().method)(X, X), X * 2)
