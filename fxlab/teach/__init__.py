@@ -16,7 +16,8 @@ _LATER = {
     "Case": "exercise", "Property": "exercise", "Finding": "exercise",
     "check": "checking", "Result": "result", "hint": "keeping", "progress": "keeping",
     "save": "keeping", "restore": "keeping", "predict": "predicting", "word": "words",
-    "release": "releasing", "grade": "grading",
+    "release": "releasing", "grade": "grading", "replay": "replaying",
+    "use_course": "variants",
 }  # fmt: skip
 __all__ = list(_LATER)
 

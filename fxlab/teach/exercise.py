@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,8 +175,28 @@ class Exercise:
         return sum(part.total for part in self.parts)
 
 
+def _private_files() -> list[Path]:
+    """Files of exercises that are not the kit's: FXLAB_EXERCISES, and beside a notebook."""
+    folders = [Path(one) for one in os.environ.get("FXLAB_EXERCISES", "").split(os.pathsep) if one]
+    if "ipykernel" in sys.modules:
+        folders.append(Path.cwd())
+    return [path for folder in folders for path in sorted(folder.glob("ex_*.py"))]
+
+
 @functools.cache
-def _registry() -> dict[str, Exercise]:
+def _load(path: Path, changed: float) -> Exercise:
+    name = f"fxlab_private_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ExerciseError(f"{path.name} can't be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module.EXERCISE
+
+
+@functools.cache
+def _kits() -> dict[str, Exercise]:
     found = []
     for path in FOLDER.glob("ex_*.py"):
         found.append(importlib.import_module(f"fxlab.teach.exercises.{path.stem}").EXERCISE)
@@ -181,14 +204,19 @@ def _registry() -> dict[str, Exercise]:
     return {one.id: one for one in found}
 
 
+def _registry() -> dict[str, Exercise]:
+    own = [_load(path, path.stat().st_mtime) for path in _private_files()]
+    return {**{one.id: one for one in own}, **_kits()} if own else _kits()
+
+
 def exercises() -> list[Exercise]:
-    """List every exercise of the course, sorted by id.
+    """List every exercise, sorted by id: the kit's, and those of FXLAB_EXERCISES.
 
     Example:
         >>> [one.title for one in exercises() if one.id == "2.2"]
         ['Dead code elimination that keeps effects']
     """
-    return list(_registry().values())
+    return [_forms.get(one.id, one) for one in _registry().values()]
 
 
 def exercise(id: str) -> Exercise:
@@ -202,7 +230,7 @@ def exercise(id: str) -> Exercise:
         raise ExerciseError(
             f"there is no exercise {id!r}", expected="one of " + ", ".join(_registry())
         )
-    return found
+    return _forms.get(found.id, found)
 
 
 def part(id: str) -> tuple[Exercise, Part]:

@@ -205,7 +205,7 @@ class Marker:
     def _try(
         self, key: tuple[str, int, int], case: Case | Property, message: bytes, student: Student
     ) -> Failure | None:
-        args: tuple[Any, ...] | None = None
+        args: tuple[Any, ...]
         try:
             response = student.exchange(message)
             digest = hashlib.blake2b(response, digest_size=16).digest()

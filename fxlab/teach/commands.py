@@ -1,0 +1,146 @@
+"""The classroom's commands: `fxlab release`, `fxlab grade` and `fxlab new-exercise`.
+
+`cli.py` asks here for their arguments and runs them; nothing of the classroom is imported before
+one of the three is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _release_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Make the students' notebooks from the masters: no solutions, no outputs."
+    parser.epilog = "fxlab release --zip exercises.zip"
+    parser.add_argument(
+        "masters", nargs="*", type=Path, help="masters; all of notebooks/instructor by default"
+    )
+    parser.add_argument(
+        "--to", type=Path, default=Path("notebooks/exercises"), help="folder of the copies"
+    )
+    parser.add_argument("--zip", type=Path, help="also write one zip to hand out")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit with 1 if a copy is not up to date",
+    )
+    parser.add_argument(
+        "--course", type=int, metavar="SEED", help="draw variants of some exercises for a course"
+    )
+
+
+def _release(args: argparse.Namespace) -> int:
+    from fxlab.teach import releasing
+
+    masters = args.masters or releasing.masters_of()
+    if args.check:
+        problems = releasing.problems(masters, args.to, course=args.course)
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        return 1 if problems else 0
+    written = releasing.release(masters, args.to, zip_path=args.zip, course=args.course)
+    for path in written:
+        print(path)
+    return 0
+
+
+def _grade_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Grade a folder of submissions: points for each exercise, a page of feedback for each "
+        "student, a summary of the class."
+    )
+    parser.epilog = (
+        "Students' code runs within limits, each exercise in a process of its own. That is no "
+        "sandbox: for code that you don't trust use a container."
+    )
+    parser.add_argument(
+        "submissions", type=Path,
+        help="folder or zip: a folder, notebook or zip a student, or a download of Moodle or Canvas",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table to write")
+    parser.add_argument("--jobs", type=int, default=1, help="submissions at a time")
+    parser.add_argument("--hidden", type=Path, metavar="CASES.PY", help="hidden cases")
+    parser.add_argument(
+        "--class", dest="students", type=Path, metavar="LIST.CSV", help="the class list"
+    )
+    parser.add_argument(
+        "--exercises", help="ids like 2.1,2.2; by default all that somebody has a cell for"
+    )
+    parser.add_argument("--similar", action="store_true", help="list pairs of similar answers")
+    parser.add_argument("--seconds", type=float, default=5.0, help="CPU seconds of one call (5)")
+    parser.add_argument("--json", action="store_true", help="print the grades as JSON")
+
+
+def _grade(args: argparse.Namespace) -> int:
+    from fxlab.teach import grading
+
+    print(grading.WARNING, file=sys.stderr)
+    grades = grading.grade(
+        args.submissions,
+        args.out,
+        jobs=args.jobs,
+        hidden=args.hidden,
+        students=args.students,
+        exercises=args.exercises.split(",") if args.exercises else None,
+        similar_pairs=args.similar,
+        seconds=args.seconds,
+        progress=grading.progress_bar,
+    )
+    if args.json:
+        rows = [
+            {
+                "student": one.student,
+                "name": one.name,
+                "points": grades.points(one.student),
+                "out_of": grades.out_of,
+                "exercises": {mark.id: mark.points for mark in grades.marks[one.student]},
+                "remarks": grading.remarks(one, grades.marks[one.student]),
+            }
+            for one in grades.submissions
+        ]
+        print(json.dumps(rows, indent=2))
+        return 0
+    stem = args.out.with_suffix("")
+    print(f"{len(grades.submissions)} submissions, {len(grades.ids)} parts: {args.out}")
+    print(f"feedback: {stem}-feedback/   the class: {stem}-summary.html")
+    if args.similar:
+        print(f"{len(grades.pairs)} similar pairs: {stem}-similar.csv")
+    return 0
+
+
+def _new_exercise_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write the files of an exercise of your own: a master with stub, solution and check, the "
+        "exercise's cases, and its wrong answers."
+    )
+    parser.epilog = "Set FXLAB_EXERCISES to the folder, then every command knows the exercise."
+    parser.add_argument("id", help="such as 9.1; ids of the kit are taken")
+    parser.add_argument(
+        "--to", type=Path, default=Path("my-exercises"), help="folder (my-exercises)"
+    )
+    parser.add_argument("--title", default="A pass of our own", help="the exercise's title")
+
+
+def _new_exercise(args: argparse.Namespace) -> int:
+    from fxlab.teach import authoring
+
+    for path in authoring.new_exercise(args.id, args.to, args.title):
+        print(path)
+    print(f"next: export FXLAB_EXERCISES={args.to.resolve()}", file=sys.stderr)
+    return 0
+
+
+ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "release": _release_arguments,
+    "grade": _grade_arguments,
+    "new-exercise": _new_exercise_arguments,
+}
+RUN: dict[str, Callable[[argparse.Namespace], int]] = {
+    "release": _release,
+    "grade": _grade,
+    "new-exercise": _new_exercise,
+}

@@ -1,0 +1,300 @@
+"""How does a folder of submissions become a table of points?
+
+`grade` finds the submissions, marks each in trusted worker processes that run no line of a
+student's (`marking.py`), marks once more alone what ran out of time, and writes the CSV, one page
+of feedback for each student and a summary for the teacher. The same command again writes the same CSV,
+byte for byte. Limits and separate processes keep honest mistakes apart; this is no sandbox: grade
+submissions of people you don't trust in a container or a virtual machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fxlab.core.errors import ExerciseError
+from fxlab.teach import feedback, similar
+from fxlab.teach.collect import Submission, class_list, collect
+from fxlab.teach.exercise import part
+from fxlab.teach.marking import Marked, Marker, none_of, parts_in
+
+WARNING = (
+    "fxlab grade runs students' code with limits of time and memory, each exercise in a process of "
+    "its own. That is no sandbox: for code that you don't trust use a container."
+)
+
+
+@dataclass
+class Grades:
+    """What `grade` found.
+
+    Attributes:
+        ids: The parts, in the course's order: columns of the CSV.
+        submissions: One for each student, sorted by id.
+        marks: Student -> what came out of each part.
+        pairs: Similar answers, if asked for: (part, student, student, similarity).
+        seconds: What it took.
+    """
+
+    ids: list[str]
+    submissions: list[Submission]
+    marks: dict[str, list[Marked]]
+    pairs: list[tuple[str, str, str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def points(self, student: str) -> int:
+        """A student's points in all."""
+        return sum(one.points for one in self.marks[student])
+
+    @property
+    def out_of(self) -> int:
+        """The points that one student could get."""
+        return sum(part(id)[1].total for id in self.ids)
+
+    def to_csv(self) -> str:
+        """The table: student, name, points, out_of, a column for each part, remarks."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["student", "name", "points", "out_of", *self.ids, "remarks"])
+        for one in self.submissions:
+            marks = self.marks[one.student]
+            points = [mark.points for mark in marks]
+            row = [one.student, one.name, self.points(one.student), self.out_of, *points]
+            writer.writerow([*map(_cell, row), _cell(remarks(one, marks))])
+        return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula."""
+    text = str(value)
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def remarks(one: Submission, marks: Sequence[Marked]) -> str:
+    """What a teacher should know of a submission, in one line."""
+    said = list(one.problems)
+    if not one.files:
+        return "handed in nothing"
+    for mark in marks:
+        if mark.kind in ("time", "memory", "lost", "asked", "missing"):
+            said.append(f"{mark.id}: {_WORDS[mark.kind]}")
+    return "; ".join(text.replace("\n", " ") for text in said)
+
+
+_WORDS = {
+    "time": "ran out of time",
+    "memory": "ran out of memory",
+    "lost": "its process ended",
+    "asked": "calls what it should write",
+    "missing": "no answer found",
+}
+
+
+def grade(
+    submissions: str | Path,
+    out: str | Path = "grades.csv",
+    *,
+    jobs: int = 1,
+    hidden: str | Path | None = None,
+    students: str | Path | None = None,
+    exercises: Iterable[str] | None = None,
+    similar_pairs: bool = False,
+    seconds: float = 5.0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Grades:
+    """Mark every submission in a folder.
+
+    Args:
+        submissions: Folder or zip: a folder, notebook or zip for each student, or a bulk download
+            of Moodle or Canvas.
+        out: The CSV to write. Beside it go `<name>-feedback/<student>.html`,
+            `<name>-summary.html` and, if asked for, `<name>-similar.csv`.
+        jobs: How many submissions at a time.
+        hidden: A file of hidden cases, `CASES = {"2.2": [Case(...), ...]}`.
+        students: A class list (CSV): its ids stand in the table, with a line for each student who
+            handed in nothing.
+        exercises: Ids such as "2.2" or "2.1a"; by default all that any submission has a cell for.
+        similar_pairs: List pairs of similar answers. A reason to talk, never points.
+        seconds: CPU seconds of one call of an answer.
+        progress: Called with (done, all, student).
+
+    Returns:
+        The grades; they are written already.
+
+    Raises:
+        ExerciseError: There is no such folder, file or exercise.
+    """
+    import time
+
+    begin = time.monotonic()
+    out = Path(out)
+    hidden = Path(hidden).resolve() if hidden is not None else None
+    listed = class_list(Path(students)) if students is not None else None
+    with tempfile.TemporaryDirectory(prefix="fxlab-grade-") as room:
+        found = collect(Path(submissions), Path(room), listed)
+        ids = _asked(exercises) if exercises is not None else parts_in(found)
+        if hidden is not None:
+            from fxlab.teach.marking import hidden_cases
+
+            hidden_cases(hidden)  # say now what is wrong with it
+        marks = _mark_all(found, ids, jobs, hidden, seconds, progress)
+        _again(found, marks, hidden, seconds)
+    grades = Grades(ids, found, marks)
+    if similar_pairs:
+        grades.pairs = similar.pairs(marks)
+    grades.seconds = time.monotonic() - begin
+    _write(grades, out, similar_pairs)
+    return grades
+
+
+def _asked(wanted: Iterable[str]) -> list[str]:
+    from fxlab.teach.exercise import exercise
+
+    ids: list[str] = []
+    for id in wanted:
+        owner = exercise(id)
+        own = [one.id for one in owner.parts if id in (owner.id, one.id)]
+        if not own:
+            part(id)  # says what there is
+        ids += [one for one in own if one not in ids]
+    return ids
+
+
+def _mark_all(
+    found: list[Submission],
+    ids: list[str],
+    jobs: int,
+    hidden: Path | None,
+    seconds: float,
+    progress: Callable[[int, int, str], None] | None,
+) -> dict[str, list[Marked]]:
+    marks: dict[str, list[Marked]] = {}
+
+    def keep(student: str, own: list[Marked]) -> None:
+        marks[student] = own
+        if progress is not None:
+            progress(len(marks), len(found), student)
+
+    waiting = [one for one in found if one.notebooks]
+    for one in found:
+        if not one.notebooks:
+            keep(one.student, [_nothing(id) for id in ids])
+    if jobs <= 1:
+        _mark_here(waiting, ids, hidden, seconds, keep)
+    else:
+        _mark_with(jobs, waiting, ids, hidden, seconds, keep)
+        # A worker that broke takes the others' work with it: those are marked one at a time.
+        for one in [one for one in waiting if one.student not in marks]:
+            _mark_with(1, [one], ids, hidden, seconds, keep)
+            if one.student not in marks:
+                one.problems.append("marking it broke the grader's own process")
+                keep(one.student, [_nothing(id) for id in ids])
+    return {one.student: marks[one.student] for one in found}
+
+
+def _nothing(id: str) -> Marked:
+    asked = part(id)[1]
+    return Marked(id, "nothing", 0, asked.total, none_of(asked), "", "nothing to mark")
+
+
+def _mark_here(
+    waiting: list[Submission],
+    ids: list[str],
+    hidden: Path | None,
+    seconds: float,
+    keep: Callable[[str, list[Marked]], None],
+) -> None:
+    with Marker(hidden, seconds) as marker:
+        for one in waiting:
+            keep(one.student, marker.mark(one, ids))
+
+
+def _mark_with(
+    jobs: int,
+    waiting: list[Submission],
+    ids: list[str],
+    hidden: Path | None,
+    seconds: float,
+    keep: Callable[[str, list[Marked]], None],
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, _open_worker, (hidden, seconds)) as pool:
+        tasks = {pool.submit(_mark_in_worker, one, ids): one for one in waiting}
+        try:
+            for task in as_completed(tasks):
+                keep(tasks[task].student, task.result())
+        except BrokenProcessPool:
+            return
+
+
+_worker: list[Marker] = []
+
+
+def _open_worker(hidden: Path | None, seconds: float) -> None:
+    import atexit
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _worker.append(Marker(hidden, seconds))
+    server = _worker[0].server
+    if server is not None:
+        atexit.register(server.close)
+
+
+def _mark_in_worker(one: Submission, ids: list[str]) -> list[Marked]:
+    return _worker[0].mark(one, ids)
+
+
+def _again(
+    found: list[Submission], marks: dict[str, list[Marked]], hidden: Path | None, seconds: float
+) -> None:
+    """Run once more, alone, what ran out of time: the machine was busy before."""
+    late = [(one, k) for one in found for k, mark in enumerate(marks[one.student]) if mark.late]
+    if not late:
+        return
+    with Marker(hidden, seconds) as marker:
+        for one, k in late:
+            marks[one.student][k] = marker.mark_part(one, marks[one.student][k].id)
+
+
+def _write(grades: Grades, out: Path, similar_pairs: bool) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(grades.to_csv(), encoding="utf-8", newline="")
+    folder = out.with_name(out.stem + "-feedback")
+    folder.mkdir(exist_ok=True)
+    names = feedback.file_names([one.student for one in grades.submissions])
+    for one in grades.submissions:
+        page = feedback.page(one, grades.marks[one.student])
+        (folder / names[one.student]).write_text(page, encoding="utf-8")
+    summary = feedback.summary(grades.ids, grades.submissions, grades.marks)
+    out.with_name(out.stem + "-summary.html").write_text(summary, encoding="utf-8")
+    if similar_pairs:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["exercise", "student", "other", "similarity"])
+        writer.writerows([id, _cell(a), _cell(b), f"{s:.2f}"] for id, a, b, s in grades.pairs)
+        path = out.with_name(out.stem + "-similar.csv")
+        path.write_text(text.getvalue(), encoding="utf-8", newline="")
+
+
+def progress_bar(done: int, count: int, student: str) -> None:
+    """Write how far grading has come to standard error, on one line of a terminal."""
+    width = 30
+    bar = "#" * (width * done // max(count, 1))
+    line = f"[{bar:{width}}] {done}/{count} {student[:40]:40}"
+    if sys.stderr.isatty():
+        print(f"\r{line}", end="" if done < count else "\n", file=sys.stderr, flush=True)
+    elif done == count or done % 20 == 0:
+        print(line.rstrip(), file=sys.stderr)
+
+
+__all__ = ["WARNING", "ExerciseError", "Grades", "grade", "progress_bar"]
