@@ -3,13 +3,15 @@
 The program afterwards must compute what it did before, in float64 and with statistics as if
 trained, keep as many batch norms as the kit's own ``fuse_conv_bn`` keeps (paper, section 6.2.2),
 and leave the model that was traced as it was. Each neighbourhood of a convolution and a batch norm
-is one behaviour.
+is one behaviour. A graded course draws which layer it is that stands before the batch norm.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +23,11 @@ from fxlab.core.node import Node
 from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.base import module_calls
 from fxlab.passes.fuse import NORMS, fuse_conv_bn
+from fxlab.passes.shape_prop import shape_prop
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import edited, run, unequal
-from fxlab.teach.programs import fill, layer, programs
+from fxlab.teach.programs import SHAPES, fill, layer, programs
+from fxlab.teach.variants import Variant
 
 PLAIN, READER, SHARED = "plain pairs", "a second reader", "a shared convolution"
 BATCH, NO_PAIR, COMMON = "statistics of the batch", "no pair", "a shared batch norm"
@@ -31,27 +35,65 @@ MODEL, ANY = "the model is left as it was", "any program"
 Wiring = Callable[..., Any]
 
 
-class Net(nn.Module):
-    """Two convolutions and three batch norms, wired as a case asks."""
+@dataclass(frozen=True)
+class Kind:
+    """Which pair is folded.
 
-    def __init__(self, wiring: Wiring, width: int = 2, **options: Any) -> None:
+    Attributes:
+        layer: The layer before the batch norm.
+        norm: The batch norm.
+        word: What the layer is called in a sentence.
+        shape: Of the generated programs, a key of `SHAPES`.
+        make: Makes the layer: (width, bias) -> layer that keeps the shape.
+    """
+
+    layer: type[nn.Module]
+    norm: type[nn.Module]
+    word: str
+    shape: str
+    make: Callable[[int, bool], nn.Module]
+
+    def inputs(self, width: int) -> list[torch.Tensor]:
+        """Return an input of a program of this kind: f64[2, width, ...]."""
+        rest = (5, 5) if self.shape == "image" else ()
+        return [torch.randn(4, width, *rest, dtype=torch.float64)]
+
+
+CONV = Kind(
+    nn.Conv2d, nn.BatchNorm2d, "convolution", "image",
+    lambda width, bias: nn.Conv2d(width, width, 3, padding=1, bias=bias),
+)  # fmt: skip
+TRANSPOSED = Kind(
+    nn.ConvTranspose2d, nn.BatchNorm2d, "transposed convolution", "image",
+    lambda width, bias: nn.ConvTranspose2d(width, width, 3, padding=1, bias=bias),
+)  # fmt: skip
+LINEAR = Kind(
+    nn.Linear, nn.BatchNorm1d, "Linear", "flat",
+    lambda width, bias: nn.Linear(width, width, bias=bias),
+)  # fmt: skip
+
+
+class Net(nn.Module):
+    """Two layers and three batch norms, wired as a case asks."""
+
+    def __init__(self, kind: Kind, wiring: Wiring, width: int = 2, **options: Any) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
-        self.conv2 = nn.Conv2d(width, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width, **options)
-        self.bn2 = nn.BatchNorm2d(width, affine=False)
-        self.bn3 = nn.BatchNorm2d(width)
+        self.layer1 = kind.make(width, True)
+        self.layer2 = kind.make(width, False)
+        self.bn1 = kind.norm(width, **options)
+        self.bn2 = kind.norm(width, affine=False)
+        self.bn3 = kind.norm(width)
         self.relu = nn.ReLU()
         self.wiring = wiring
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Run the layers as ``wiring`` says; f64[n, width, h, w] in and out."""
+        """Run the layers as ``wiring`` says; f64[n, width, ...] in and out."""
         return self.wiring(self, x)
 
 
-def net(wiring: Wiring, training: bool = False, **options: Any) -> tuple[GraphModule]:
+def net(kind: Kind, wiring: Wiring, training: bool = False, **options: Any) -> tuple[GraphModule]:
     """Return the traced Net in float64, with numbers as if trained, as the arguments of a case."""
-    model = fill(Net(wiring, **options)).double().train(training)
+    model = fill(Net(kind, wiring, **options)).double().train(training)
     return (symbolic_trace(model).train(training),)
 
 
@@ -73,23 +115,24 @@ def norms(gm: GraphModule) -> list[Node]:
     return [n for n in calls if isinstance(gm.get_submodule(str(n.target)), NORMS)]
 
 
-def _judge(args: tuple[Any, ...], value: Any) -> Finding | None:
+def _judge(kind: Kind, args: tuple[Any, ...], value: Any) -> Finding | None:
     (given,) = args
     program = value["program"]
-    right = fuse_conv_bn(copy.deepcopy(given))
-    layers = (m for m in given.modules() if isinstance(m, (*NORMS, nn.Conv2d)))
-    widths = [m.in_channels if isinstance(m, nn.Conv2d) else m.num_features for m in layers]
-    inputs = [torch.randn(2, widths[0] if widths else 3, 5, 5, dtype=torch.float64)]
+    layers = (m for m in given.modules() if isinstance(m, (kind.norm, kind.layer)))
+    widths = [n for m in layers for name, n in vars(m).items()
+              if name in ("num_features", "in_channels", "in_features")]  # fmt: skip
+    inputs = kind.inputs(widths[0] if widths else 3)
+    right = fuse_conv_bn(shape_prop(copy.deepcopy(given), *inputs))
     if text := _different(given, program, inputs):
-        return Finding(_why(given, program, right) or text, expected=right, actual=program)
+        return Finding(_why(kind, given, program, right) or text, expected=right, actual=program)
     wanted = {bn.name for bn in norms(right)}
     kept = [bn for bn in norms(program) if bn.name not in wanted]
     if kept:
         bn = next((n for n in kept if not n.users), kept[0])
         why = "nobody reads it any more: erase it"
         if bn.users:
-            conv = bn.all_input_nodes[0].name
-            why = f"it may be folded: {conv} is a convolution that only {bn.name} reads"
+            layer = bn.all_input_nodes[0].name
+            why = f"it may be folded: {layer} is a {kind.word} that only {bn.name} reads"
         return Finding(
             f"{bn.name} is still there, and {why}", node=bn.name, expected=right, actual=program
         )
@@ -112,7 +155,7 @@ def _different(given: GraphModule, program: GraphModule, inputs: list[torch.Tens
     return ""
 
 
-def _why(given: GraphModule, program: GraphModule, right: GraphModule) -> str:
+def _why(kind: Kind, given: GraphModule, program: GraphModule, right: GraphModule) -> str:
     """Say what was folded that may not be, or how two folds got in each other's way; else ""."""
     calls = module_calls(given)
     left, keep = ({n.name for n in norms(gm)} for gm in (program, right))
@@ -127,10 +170,10 @@ def _why(given: GraphModule, program: GraphModule, right: GraphModule) -> str:
                 "nobody knows before"
             )
         called = source.op == "call_module" and given.get_submodule(str(source.target))
-        if not isinstance(called, nn.Conv2d):
+        if not isinstance(called, kind.layer):
             what = type(called).__name__ if called else source.op
             return (
-                f"{bn.name} is folded, and what it reads, {source.name}, is no convolution: {what}"
+                f"{bn.name} is folded, and what it reads, {source.name}, is no {kind.word}: {what}"
             )
         if len(calls[str(source.target)]) > 1:
             return (
@@ -148,13 +191,13 @@ def _why(given: GraphModule, program: GraphModule, right: GraphModule) -> str:
         if bn.all_input_nodes[0] in gone:
             return (
                 f"{bn.name} stands behind {bn.all_input_nodes[0].name}: when it is folded, the "
-                "convolution has new weights already. Look the layer up anew for each fold, with "
+                f"{kind.word} has new weights already. Look the layer up anew for each fold, with "
                 "gm.get_submodule"
             )
     return ""
 
 
-def _judge_model(args: tuple[Any, ...], value: Any) -> Finding | None:
+def _judge_model(kind: Kind, args: tuple[Any, ...], value: Any) -> Finding | None:
     (given,) = args
     for name, tensor in given.state_dict().items():
         now = value["model"].state_dict().get(name)
@@ -164,176 +207,214 @@ def _judge_model(args: tuple[Any, ...], value: Any) -> Finding | None:
                 "program. Put a new module in the place of the old one (gm.set_submodule), and "
                 "write into no tensor",
             )
-    return _judge(args, value)
+    return _judge(kind, args, value)
 
 
 # The wirings are functions of (net, x), so that one class serves all cases.
 
 
 def _pair(net: Net, x: torch.Tensor) -> Any:
-    return net.bn1(net.conv1(x))
+    return net.bn1(net.layer1(x))
 
 
 def _two_pairs(net: Net, x: torch.Tensor) -> Any:
-    return net.bn2(net.conv2(net.relu(net.bn1(net.conv1(x)))))
+    return net.bn2(net.layer2(net.relu(net.bn1(net.layer1(x)))))
 
 
 def _in_reverse(net: Net, x: torch.Tensor) -> Any:
     # The nodes of the two pairs stand interleaved: who reads whom is what counts.
-    one, other = net.conv1(x), net.conv2(x)
+    one, other = net.layer1(x), net.layer2(x)
     return net.bn1(other) + net.bn3(one)
 
 
 def _by_keyword(net: Net, x: torch.Tensor) -> Any:
-    return net.bn1(input=net.conv1(x))
+    return net.bn1(input=net.layer1(x))
 
 
 def _second_reader(net: Net, x: torch.Tensor) -> Any:
-    y = net.conv1(x)
+    y = net.layer1(x)
     return net.bn1(y) + y
 
 
 def _returned_too(net: Net, x: torch.Tensor) -> Any:
-    y = net.conv1(x)
+    y = net.layer1(x)
     return net.bn1(y), y
 
 
 def _called_twice(net: Net, x: torch.Tensor) -> Any:
-    return net.bn3(net.conv1(net.bn1(net.conv1(x))))
+    return net.bn3(net.layer1(net.bn1(net.layer1(x))))
 
 
 def _one_call_without(net: Net, x: torch.Tensor) -> Any:
-    return net.bn1(net.conv1(x)) + torch.relu(net.conv1(x))
+    return net.bn1(net.layer1(x)) + torch.relu(net.layer1(x))
 
 
 def _relu_between(net: Net, x: torch.Tensor) -> Any:
-    return net.bn1(net.relu(net.conv1(x)))
+    return net.bn1(net.relu(net.layer1(x)))
 
 
 def _norm_first(net: Net, x: torch.Tensor) -> Any:
-    return net.conv1(net.bn1(x))
+    return net.layer1(net.bn1(x))
 
 
 def _method_between(net: Net, x: torch.Tensor) -> Any:
-    return net.bn1(net.conv1(x).abs())
+    return net.bn1(net.layer1(x).abs())
 
 
 def _common(net: Net, x: torch.Tensor) -> Any:
-    return net.bn1(net.conv1(x)) + net.bn1(net.conv2(x))
+    return net.bn1(net.layer1(x)) + net.bn1(net.layer2(x))
 
 
 def _common_once(net: Net, x: torch.Tensor) -> Any:
-    return net.bn1(net.conv1(x)) + net.bn1(x)
+    return net.bn1(net.layer1(x)) + net.bn1(x)
 
 
-def _cases() -> Iterator[Case | Property]:
+def _in_a_row(net: Net, x: torch.Tensor) -> Any:
+    return net.bn3(net.bn1(net.layer1(x)))
+
+
+def _cases(kind: Kind) -> Iterator[Case | Property]:
+    judge, judge_model = partial(_judge, kind), partial(_judge_model, kind)
+    a = f"a {kind.word}"
     for behaviour, title, wiring, options in (
         (PLAIN, "one pair", _pair, {}),
         (PLAIN, "two pairs, one without bias, one without gamma and beta", _two_pairs, {}),
         (PLAIN, "two pairs whose nodes stand interleaved", _in_reverse, {}),
         (PLAIN, "a call with a keyword argument", _by_keyword, {}),
-        (READER, "the convolution is added to its batch norm", _second_reader, {}),
-        (READER, "the convolution is returned, too", _returned_too, {}),
-        (SHARED, "one convolution, called twice, two batch norms", _called_twice, {}),
-        (SHARED, "one convolution, called twice, one batch norm", _one_call_without, {}),
+        (READER, f"{a} is added to its batch norm", _second_reader, {}),
+        (READER, f"{a} is returned, too", _returned_too, {}),
+        (SHARED, f"{a}, called twice, two batch norms", _called_twice, {}),
+        (SHARED, f"{a}, called twice, one batch norm", _one_call_without, {}),
         (BATCH, "no running statistics", _pair, {"track_running_stats": False}),
         (BATCH, "train mode", _pair, {"training": True}),
         (NO_PAIR, "the batch norm reads the input", _norm_first, {}),
         (NO_PAIR, "a ReLU stands between", _relu_between, {}),
         (NO_PAIR, "a method stands between", _method_between, {}),
-        (COMMON, "one batch norm behind two convolutions", _common, {}),
-        (COMMON, "one batch norm, only one of its calls behind a convolution", _common_once, {}),
+        (COMMON, "one batch norm behind two layers", _common, {}),
+        (COMMON, f"one batch norm, only one of its calls behind {a}", _common_once, {}),
     ):
-        make = lambda wiring=wiring, options=options: net(wiring, **options)  # noqa: E731
-        yield Case(behaviour, title, make, _judge)
+        yield Case(behaviour, title, partial(net, kind, wiring, **options), judge)
+    yield Case(ANY, "two batch norms in a row", partial(net, kind, _in_a_row), judge)
     for title, wiring in (("one pair", _pair), ("two pairs", _two_pairs)):
-        yield Case(MODEL, title, lambda wiring=wiring: net(wiring), _judge_model)
-    yield Property(NO_PAIR, "any chain of layers", _chains, _judge, examples=15)
-    yield Property(ANY, "layers in any order, some called again", _webs, _judge, examples=25)
+        yield Case(MODEL, title, partial(net, kind, wiring), judge_model)
+    chains, webs = partial(_chains, kind), partial(_webs, kind)
+    yield Property(NO_PAIR, "any chain of layers", chains, judge, examples=15)
+    yield Property(ANY, "layers in any order, some called again", webs, judge, examples=25)
 
 
-def _chains() -> Any:
+def _chains(kind: Kind) -> Any:
     """Make a strategy of chains: each value is read once, each layer called once."""
     from hypothesis import strategies as st
 
     def build(kinds: list[str]) -> tuple[GraphModule]:
         graph, root = Graph(), nn.Module()
         value = graph.placeholder("x")
-        for k, kind in enumerate(kinds):
-            root.add_module(f"{kind}{k}", layer(kind, seed=k))
-            value = graph.call_module(f"{kind}{k}", (value,))
+        for k, name in enumerate(kinds):
+            width = SHAPES[kind.shape][1]
+            made = kind.make(width, True) if name == "layer" else layer(name, kind.shape)
+            root.add_module(f"{name}{k}", fill(made, k))
+            value = graph.call_module(f"{name}{k}", (value,))
         graph.output(value)
         return (GraphModule(root.double().eval(), graph).eval(),)
 
-    return st.lists(st.sampled_from(["bn", "conv", "relu"]), min_size=2, max_size=6).map(build)
+    return st.lists(st.sampled_from(["bn", "layer", "relu"]), min_size=2, max_size=6).map(build)
 
 
-def _webs() -> Any:
-    layers = ("conv", "bn", "conv", "bn", "relu")
-    strategy = programs(most=6, shape="image", layers=layers, shared=True)
-    return strategy.map(lambda gm: (gm.double(),))
+def _webs(kind: Kind) -> Any:
+    first = "linear" if kind.shape == "flat" else "conv"
+
+    def ours(gm: GraphModule) -> tuple[GraphModule]:
+        for path, module in list(gm.named_modules()):
+            if isinstance(module, nn.Conv2d) and kind.layer is not nn.Conv2d:
+                gm.set_submodule(path, fill(kind.make(module.in_channels, True), 1).eval())
+        return (gm.double(),)
+
+    layers = (first, "bn", first, "bn", "relu")
+    return programs(most=6, shape=kind.shape, layers=layers, shared=True).map(ours)
 
 
-EXERCISE = Exercise(
-    id="3.2",
-    title="The fusion pass, including the four cases that must be left alone",
-    level=3,
-    minutes=45,
-    idea="The algebra is in the modules, which pairs may be folded is in the graph: a pass needs "
-    "both, and most of it is saying no (section 6.2.2).",
-    needs=("fold", "fuse", "state of a GraphModule", "reroute", "erase", "reader"),
-    teaches=("shared module",),
-    hints=(
-        "Lecture 07, 'The pass', steps through the four edits of one pair, and 'What must be left "
-        "alone' has a reason for each that stays. The question before each fold: would anybody "
-        "notice that the convolution's value, or its weights, are others now?",
-        "For each call of a batch norm, over a list of the nodes: find the node that it reads. Go "
-        "on to the next unless that is a call of a Conv2d, this call is its only reader, the "
-        "convolution's path is called once in the whole graph, and the batch norm has running "
-        "statistics and is in eval mode. Then: new layer, set_submodule, reroute, erase.",
-        "How often a path is called, on another example: Counter(n.target for n in gm.graph.nodes "
-        "if n.op == 'call_module')['act'] is the number of calls of self.act. Count before you "
-        "begin to erase. And fold_conv_bn(conv, bn), which you may call, gives a new layer.",
-    ),
-    asks=(
-        "fxlab.passes.fuse.fuse_conv_bn",
-        "fxlab.passes.optimize.optimize_for_inference",
-        "torch.fx.experimental.optimization.fuse",
-        "torch.fx.experimental.optimization.optimize_for_inference",
-    ),
-    parts=(
-        Part(
-            id="3.2",
-            name="my_fuse",
-            points={
-                PLAIN: 3,
-                READER: 2,
-                SHARED: 2,
-                BATCH: 2,
-                NO_PAIR: 1,
-                COMMON: 1,
-                MODEL: 1,
-                ANY: 1,
-            },
-            entry=entry,
-            cases=_cases,
-            wrong={
-                "no_readers": "also reads, and wants without the batch norm",
-                "no_calls": "the one weight can't be right for all calls",
-                "train_mode": "uses the statistics of the batch at hand",
-                "node_before": "is no convolution",
-                "in_place": "of the model that was traced is changed",
-                "not_erased": "nobody reads it any more: erase it",
-                "module_gone": "fails lint",
-                "positional": "IndexError",
-                "old_layer": "Look the layer up anew",
-            },
-            stub="def my_fuse(gm):\n"
-            '    """Edit ``gm`` in place: fold each batch norm into the Conv2d before it.\n'
-            "\n"
-            "    It is left alone where folding would be wrong. The program computes the same\n"
-            "    afterwards; the traced model's own modules and tensors are left as they were.\n"
-            '    """',
+def make(kind: Kind) -> Exercise:
+    """Return the exercise about this pair of layers."""
+    name, word = kind.layer.__name__, kind.word
+    return Exercise(
+        id="3.2",
+        title="The fusion pass, including the four cases that must be left alone",
+        level=3,
+        minutes=45,
+        idea="The algebra is in the modules, which pairs may be folded is in the graph: a pass "
+        "needs both, and most of it is saying no (section 6.2.2).",
+        needs=("fold", "fuse", "state of a GraphModule", "reroute", "erase", "reader"),
+        teaches=("shared module",),
+        hints=(
+            "Lecture 07, 'The pass', steps through the four edits of one pair, and 'What must be "
+            "left alone' has a reason for each that stays. The question before each fold: would "
+            f"anybody notice that the {word}'s value, or its weights, are others now?",
+            "For each call of a batch norm, over a list of the nodes: find the node that it reads. "
+            f"Go on to the next unless that is a call of a {name}, this call is its only reader, "
+            f"the {word}'s path is called once in the whole graph, and the batch norm has running "
+            "statistics and is in eval mode. Then: new layer, set_submodule, reroute, erase.",
+            "How often a path is called, on another example: Counter(n.target for n in "
+            "gm.graph.nodes if n.op == 'call_module')['act'] is the number of calls of self.act. "
+            "Count before you begin to erase. And fold_conv_bn(layer, bn), which you may call, "
+            "gives a new layer.",
         ),
-    ),
-)
+        asks=(
+            "fxlab.passes.fuse.fuse_conv_bn",
+            "fxlab.passes.optimize.optimize_for_inference",
+            "torch.fx.experimental.optimization.fuse",
+            "torch.fx.experimental.optimization.optimize_for_inference",
+        ),
+        parts=(
+            Part(
+                id="3.2",
+                name="my_fuse",
+                points={
+                    PLAIN: 3,
+                    READER: 2,
+                    SHARED: 2,
+                    BATCH: 2,
+                    NO_PAIR: 1,
+                    COMMON: 1,
+                    MODEL: 1,
+                    ANY: 1,
+                },
+                entry=entry,
+                cases=partial(_cases, kind),
+                wrong={
+                    "no_readers": "also reads, and wants without the batch norm",
+                    "no_calls": "the one weight can't be right for all calls",
+                    "train_mode": "uses the statistics of the batch at hand",
+                    "node_before": f"is no {word}",
+                    "in_place": "of the model that was traced is changed",
+                    "not_erased": "nobody reads it any more: erase it",
+                    "module_gone": "fails lint",
+                    "positional": "IndexError",
+                    "old_layer": "Look the layer up anew",
+                },
+                stub="def my_fuse(gm):\n"
+                f'    """Edit ``gm`` in place: fold each batch norm into the {name} before it.\n'
+                "\n"
+                "    It is left alone where folding would be wrong. The program computes the\n"
+                "    same afterwards; the traced model's own modules and tensors stay as they\n"
+                "    were.\n"
+                '    """',
+            ),
+        ),
+    )
+
+
+def _words(kind: Kind) -> tuple[tuple[str, str], ...]:
+    """Return what turns the master's cells, about Conv2d, into those of another kind."""
+    return (
+        ("Conv2d", kind.layer.__name__),
+        ("BatchNorm2d", kind.norm.__name__),
+        ("convolution", kind.word),
+    )
+
+
+EXERCISE = make(CONV)
+VARIANTS = {
+    "Conv2d": Variant(partial(make, CONV)),
+    "Linear": Variant(partial(make, LINEAR), _words(LINEAR)),
+    "ConvTranspose2d": Variant(partial(make, TRANSPOSED), _words(TRANSPOSED)),
+}

@@ -49,7 +49,7 @@ def wrong_node_before(gm):
     # The node before it in the list of nodes, not the node that it reads.
     def last_conv(bn):
         node = bn.prev
-        while node.op == "call_module" and not node.target.startswith("conv"):
+        while node.op == "call_module" and not node.target.startswith("layer"):
             node = node.prev
         return node
 
