@@ -59,7 +59,7 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "submissions", type=Path,
-        help="folder or zip: a folder, notebook or zip a student, or a download of Moodle or Canvas",
+        help="folder or zip: a folder, notebook or zip a student, or a Moodle or Canvas download",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table to write")
     parser.add_argument("--jobs", type=int, default=1, help="submissions at a time")

@@ -2,9 +2,9 @@
 
 `grade` finds the submissions, marks each in trusted worker processes that run no line of a
 student's (`marking.py`), marks once more alone what ran out of time, and writes the CSV, one page
-of feedback for each student and a summary for the teacher. The same command again writes the same CSV,
-byte for byte. Limits and separate processes keep honest mistakes apart; this is no sandbox: grade
-submissions of people you don't trust in a container or a virtual machine.
+of feedback for each student and a summary for the teacher. The same command again writes the same
+CSV, byte for byte. Limits and separate processes keep honest mistakes apart; this is no sandbox:
+grade submissions of people you don't trust in a container or a virtual machine.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ class Variant:
 def variants_of(id: str) -> dict[str, Variant]:
     """Return the variants of an exercise by name, the master's first; {} when there is one form."""
     name = f"fxlab.teach.exercises.ex_{id.replace('.', '_')}"
-    return getattr(importlib.import_module(name), "VARIANTS", {})
+    try:
+        return getattr(importlib.import_module(name), "VARIANTS", {})
+    except ModuleNotFoundError:  # a private exercise
+        return {}
 
 
 def drawn(seed: int) -> dict[str, str]:

@@ -169,15 +169,15 @@ class _Writer:
         if not graph and kind not in _known and kind not in _classes():
             raise WireError(f"it holds a {type(module).__name__}, which is no layer of torch.nn")
         state = dict(vars(module))
-        for name in [name for name in state if name.endswith("_hooks")]:
-            if state.pop(name):
+        for name in [name for name in state if "_hooks" in name]:
+            if state.pop(name) and name.endswith("_hooks"):
                 raise WireError(f"a {type(module).__name__} in it has hooks")
         parts = {name: state.pop(f"_{name}") for name in ("parameters", "buffers", "modules")}
         plain = {}
         for name, value in state.items():
             if graph and (name.startswith("_") or name in ("meta", "shape_env", "graph")):
                 continue
-            if name.startswith("_hooks") or name in _FRAME:
+            if name in _FRAME:
                 continue
             plain[name] = self.value(value, depth + 1)
         entry = {
@@ -194,7 +194,7 @@ class _Writer:
         return {"module": entry}
 
 
-_FRAME = frozenset(("_non_persistent_buffers_set", "_is_full_backward_hook", "_backward_hooks"))
+_FRAME = frozenset(("_non_persistent_buffers_set", "_is_full_backward_hook"))
 
 
 def _bare(graph: dict[str, Any]) -> dict[str, Any]:
@@ -359,7 +359,8 @@ class _Reader:
 
 def checked(name: Any) -> str:
     """The name of an attribute, if it may be set from a message."""
-    if not isinstance(name, str) or name.startswith("__") or name in ("forward", "graph", "code"):
+    own = ("forward", "graph", "code")
+    if not isinstance(name, str) or name.startswith("__") or name in own or "_hooks" in name:
         raise WireError(f"{name!r} can't be set from a message")
     return name
 
