@@ -182,6 +182,11 @@ def my_calibrate(prepared, batches):
     """'''
 
 
+def _noted(forward: Callable[[Tensor], Tensor], modes: list[bool], x: Tensor) -> Tensor:
+    modes.append(torch.is_grad_enabled())
+    return forward(x)
+
+
 def entry_b(answer: Any, prepared: Any, batches: Iterable = (), trainable: bool = False) -> Any:
     """Let the answer calibrate; return its dict, and whether gradients were recorded."""
     for parameter in prepared.parameters():
@@ -189,7 +194,7 @@ def entry_b(answer: Any, prepared: Any, batches: Iterable = (), trainable: bool 
     modes: list[bool] = []
     for module in prepared.modules():
         if isinstance(module, Observer):
-            module.register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+            module.forward = partial(_noted, module.forward, modes)  # type: ignore[method-assign]
     try:
         result = answer(prepared, iter(batches))
     except (ValueError, FxlabError) as error:

@@ -216,7 +216,7 @@ def ends_apart(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def written(x: torch.Tensor) -> torch.Tensor:
     """What is written into a value is no edge of the graph."""
     y = x * 2
-    torch.sin_(y)
+    y.sin_()
     return y + 1
 
 
@@ -248,10 +248,15 @@ def traced(program: Callable[..., Any], left_out: tuple[str, ...]) -> tuple[Grap
     return symbolic_trace(program), list(left_out)
 
 
+def _title(program: Callable[..., Any]) -> str:
+    text = (program.__doc__ or "").rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
 def cases() -> Iterator[Case | Property]:
     """The public cases, smallest first, then generated programs."""
     for behaviour, asked, program, left_out in CASES:
-        title = f"{(program.__doc__ or '').rstrip('.')}; not supported: {', '.join(left_out)}"
+        title = f"{_title(program)}; the device lacks {', '.join(left_out)}"
         args = partial(traced, program, left_out)
         yield Case(behaviour, title, args, partial(judge_parts, asked))
         if (behaviour, program) == ("no cycle", late_join):
