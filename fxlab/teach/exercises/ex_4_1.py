@@ -2,7 +2,7 @@
 
 Without control flow one forward walk is the whole analysis (paper, section 6.3). What the answer
 writes on the nodes is compared, node by node, with what the kit's ``shape_prop`` finds on the same
-inputs.
+inputs. A graded course draws which fact is written down: shape, bytes or rank.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import contextlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +22,41 @@ from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.tracer import symbolic_trace
-from fxlab.passes.shape_prop import TensorMetadata, shape_prop
+from fxlab.passes.shape_prop import TensorMetadata, _extract_tensor_metadata, shape_prop
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import kind_of, unequal
 from fxlab.teach.limits import AnswerError
 from fxlab.teach.programs import built, fill
+from fxlab.teach.variants import Variant
 
 NOTHING = "nothing"
-Judged = Callable[[tuple[Any, ...], Any], "Finding | None"]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is written down of each tensor.
+
+    Attributes:
+        key: Where: ``n.meta[key]``.
+        answer: Name of the class that the student writes.
+        of: Reads it off a tensor's metadata.
+        said: How it is called in the plural.
+        tensor: What a tensor gives, for the stub.
+    """
+
+    key: str
+    answer: str
+    of: Callable[[TensorMetadata], Any]
+    said: str
+    tensor: str
+
+
+SHAPE = Fact("shape", "MyShapes", lambda t: list(t.shape), "shapes", "a tuple of sizes")
+BYTES = Fact(
+    "bytes", "MyBytes", lambda t: t.shape.numel() * t.dtype.itemsize, "numbers",
+    "its number of bytes",
+)  # fmt: skip
+RANK = Fact("rank", "MyRanks", lambda t: len(t.shape), "ranks", "its number of dimensions")
 
 
 def _interpreter(answer: Any, gm: GraphModule) -> Interpreter:
@@ -37,11 +66,11 @@ def _interpreter(answer: Any, gm: GraphModule) -> Interpreter:
     return made
 
 
-def entry(answer: Any, gm: GraphModule, *runs: list[Any]) -> dict[str, Any]:
+def entry(answer: Any, gm: GraphModule, key: str = "shape", *runs: list[Any]) -> dict[str, Any]:
     """Run the answer's interpreter once for each list of inputs.
 
     Returns:
-        {"shapes": for each node what meta["shape"] holds, or "nothing", "result": of the last run,
+        {"found": for each node what meta[key] holds, or "nothing", "result": of the last run,
         "error": what the last run raised, as text, or None}
     """
     if not runs:
@@ -57,7 +86,7 @@ def entry(answer: Any, gm: GraphModule, *runs: list[Any]) -> dict[str, Any]:
                 raise
             error = str(raised)
     return {
-        "shapes": [_plain(node.meta.get("shape", NOTHING)) for node in gm.graph.nodes],
+        "found": [_plain(node.meta.get(key, NOTHING)) for node in gm.graph.nodes],
         "result": result,
         "error": error,
     }
@@ -72,7 +101,7 @@ def _fails(gm: GraphModule, inputs: list[Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return what stands in meta["shape"] as lists of numbers, so that it crosses a pipe."""
+    """Return what stands in a node's meta as lists of numbers, so that it crosses a pipe."""
     if isinstance(value, (tuple, list)):
         return [_plain(part) for part in value]
     if isinstance(value, Mapping):
@@ -80,21 +109,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, str)) else repr(value)
 
 
-def _wanted(gm: GraphModule, inputs: list[Any]) -> list[Any]:
-    """Return the shapes that the kit's own pass finds, in the same form."""
+def _wanted(fact: Fact, gm: GraphModule, inputs: list[Any]) -> list[Any]:
+    """Return the facts that the kit's own pass finds, in the same form."""
     shape_prop(gm, *inputs)
-
-    def shape(value: Any) -> Any:
-        return tuple(value.shape) if isinstance(value, TensorMetadata) else value
-
-    found = []
-    for node in gm.graph.nodes:
-        meta = node.meta.get("tensor_meta", NOTHING)
-        if isinstance(meta, TensorMetadata):
-            found.append(list(meta.shape))
-        else:
-            found.append(_plain(_each(meta, shape)))
-    return found
+    metas = [node.meta.get("tensor_meta", NOTHING) for node in gm.graph.nodes]
+    return [_plain(_each(meta, fact.of)) for meta in metas]
 
 
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -107,26 +126,28 @@ def _each(value: Any, function: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _judge_shapes(args: tuple[Any, ...], value: Any) -> Finding | None:
-    gm, *runs = args
-    wanted = _wanted(gm, runs[-1])
-    for node, right, seen in zip(gm.graph.nodes, wanted, value["shapes"], strict=True):
+def _judge_facts(fact: Fact, args: tuple[Any, ...], value: Any) -> Finding | None:
+    gm, key, *runs = args
+    wanted = _wanted(fact, gm, runs[-1])
+    before = _wanted(fact, gm, runs[0]) if len(runs) > 1 else [NOTHING] * len(wanted)
+    where = f"meta[{key!r}]"
+    rows = zip(gm.graph.nodes, wanted, before, value["found"], strict=True)
+    for node, right, old, seen in rows:
         if right == seen:
             continue
         call = f"{node.name} ({node.op})"
         if right == NOTHING:
-            sentence = f"{call} gives no tensor, so it has no shape: leave meta['shape'] out"
+            sentence = f"{call} gives no tensor: leave {where} out"
         elif seen == NOTHING:
-            sentence = f"{call} has no meta['shape']: its value has {_said(right)}"
-        elif isinstance(right, list) and right and not isinstance(right[0], int):
-            sentence = (
-                f"{call} gives several tensors: meta['shape'] holds {_said(seen)}, expected "
-                f"one shape for each, in a tuple or list of the same form, {_said(right)}"
-            )
+            sentence = f"{call} has no {where}: its value has {_said(right)}"
+        elif isinstance(node.meta.get("tensor_meta"), TensorMetadata):
+            again = ": that was the run before, on other inputs" if seen == old else ""
+            sentence = f"{call}: {where} is {_said(seen)}, expected {_said(right)}{again}"
         else:
-            old = len(runs) > 1 and seen == _wanted(gm, runs[0])[list(gm.graph.nodes).index(node)]
-            again = ": that was the run before, on other inputs" if old else ""
-            sentence = f"{call}: meta['shape'] is {_said(seen)}, expected {_said(right)}{again}"
+            sentence = (
+                f"{call} gives several tensors: {where} holds {_said(seen)}, expected one entry "
+                f"for each, in the same form, {_said(right)}"
+            )
         return Finding(sentence, node=node.name)
     return None
 
@@ -138,7 +159,7 @@ def _said(shape: Any) -> str:
 
 
 def _judge_result(args: tuple[Any, ...], value: Any) -> Finding | None:
-    gm, inputs = args
+    gm, _, inputs = args
     if value["result"] is None:
         return Finding(
             "run returned None and the program returns a tensor: run_node must return the value "
@@ -148,30 +169,31 @@ def _judge_result(args: tuple[Any, ...], value: Any) -> Finding | None:
     return Finding(text) if text else None
 
 
-def _judge_error(args: tuple[Any, ...], value: Any) -> Finding | None:
-    gm, inputs = args
+def _judge_error(fact: Fact, args: tuple[Any, ...], value: Any) -> Finding | None:
+    gm, _, inputs = args
     said = value["error"]
     if said is None:
         return Finding("this program can't run on these inputs, and the run raised no RuntimeError")
-    node, shapes = _failing(gm, inputs)
+    node, facts = _failing(fact, gm, inputs)
     if not re.search(rf"\b{re.escape(node)}\b", said):
         return Finding(
             f"the error does not say which node failed: {said.splitlines()[0][:120]!r}. Catch what "
             "super().run_node(n) raises and raise a RuntimeError with n.name in its text",
             node=node,
         )
-    for shape in shapes:
-        if not re.search(r"\D+".join(rf"\b{size}\b" for size in shape), said):
+    for given in facts:
+        numbers = given if isinstance(given, list) else [given]
+        if not re.search(r"\D+".join(rf"\b{number}\b" for number in numbers), said):
             return Finding(
-                f"the error names {node}, and not what it was given: a value of shape "
-                f"{tuple(shape)}. The shapes of n.all_input_nodes are in their meta already",
+                f"the error names {node}, and not what it was given, {_said(given)}: the "
+                f"{fact.said} of n.all_input_nodes are in their meta already",
                 node=node,
             )
     return None
 
 
-def _failing(gm: GraphModule, inputs: list[Any]) -> tuple[str, list[list[int]]]:
-    """Return the node that fails on these inputs, and the shapes of what it reads."""
+def _failing(fact: Fact, gm: GraphModule, inputs: list[Any]) -> tuple[str, list[Any]]:
+    """Return the node that fails on these inputs, and the facts of what it reads."""
     seen: dict[str, Any] = {}
     failed: list[Any] = []
 
@@ -186,7 +208,8 @@ def _failing(gm: GraphModule, inputs: list[Any]) -> tuple[str, list[list[int]]]:
 
     with contextlib.suppress(RuntimeError):
         Watch(gm).run(*inputs)
-    return failed[0].name, [list(seen[n.name].shape) for n in failed[0].all_input_nodes]
+    read = (_extract_tensor_metadata(seen[n.name]) for n in failed[0].all_input_nodes)
+    return failed[0].name, [fact.of(meta) for meta in read]
 
 
 class Kinds(nn.Module):
@@ -204,6 +227,10 @@ class Kinds(nn.Module):
 
 def _identity(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+def _growing(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x.unsqueeze(0) + 1)
 
 
 def _halves(x: torch.Tensor) -> Any:
@@ -227,17 +254,20 @@ def _mismatch(x: torch.Tensor, y: torch.Tensor) -> Any:
     return torch.tanh(x + 1) + y.t()
 
 
-def _made(program: Any, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
+def _made(fact: Fact, program: Any, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
     program = fill(program) if isinstance(program, nn.Module) else program
     generator = torch.Generator().manual_seed(1)
-    return symbolic_trace(program), [torch.randn(s, generator=generator) for s in shapes]
+    inputs = [torch.randn(s, generator=generator) for s in shapes]
+    return symbolic_trace(program), fact.key, inputs
 
 
-def _twice(program: Any, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[Any, ...]:
-    return (*_made(program, first), _made(program, second)[1])
+def _twice(
+    fact: Fact, program: Any, first: tuple[int, ...], second: tuple[int, ...]
+) -> tuple[Any, ...]:
+    return (*_made(fact, program, first), _made(fact, program, second)[2])
 
 
-def _reshapers() -> Any:
+def _reshapers(fact: Fact) -> Any:
     """Make a strategy of chains whose nodes change the shape."""
     from hypothesis import strategies as st
 
@@ -255,84 +285,124 @@ def _reshapers() -> Any:
                 value = graph.create_node(op, target, (value, *rest))
             graph.output(value)
 
-        return built(chain), [torch.ones(2, 3)]
+        return built(chain), fact.key, [torch.ones(2, 3)]
 
     return st.lists(st.sampled_from(calls), min_size=1, max_size=5).map(build)
 
 
-def _cases() -> Iterator[Case | Property]:
-    yield Case("result", "run returns the output", lambda: _made(_identity, (2,)), _judge_result)
+def _cases(fact: Fact) -> Iterator[Case | Property]:
+    made, facts, error = (
+        partial(_made, fact),
+        partial(_judge_facts, fact),
+        partial(_judge_error, fact),
+    )
+    yield Case("result", "run returns the output", partial(made, _identity, (2,)), _judge_result)
     tensors, several, none, sizes, failing = (
         "tensors", "several tensors", "no tensor", "other sizes", "the failing node",
     )  # fmt: skip
-    for behaviour, title, make, judge in (
-        (tensors, "an input and an output", lambda: _made(_identity, (2,)), _judge_shapes),
-        (tensors, "a node of every opcode", lambda: _made(Kinds(), (2, 4)), _judge_shapes),
-        (several, "a tuple of two", lambda: _made(_halves, (2, 6)), _judge_shapes),
-        (several, "a dict with a list in it", lambda: _made(_named, (2, 3)), _judge_shapes),
-        (none, "a size is no tensor", lambda: _made(_sizes, (2, 3, 2)), _judge_shapes),
-        (sizes, "a second run", lambda: _twice(Kinds(), (2, 4), (5, 4)), _judge_shapes),
-        (failing, "a product", lambda: _made(_head, (2, 5), (7, 3)), _judge_error),
-        (failing, "a sum", lambda: _made(_mismatch, (4, 5), (6, 5)), _judge_error),
+    for behaviour, title, make_args, judge in (
+        (tensors, "an input and an output", partial(made, _identity, (2,)), facts),
+        (tensors, "a node of every opcode", partial(made, Kinds(), (2, 4)), facts),
+        (several, "a tuple of two", partial(made, _halves, (2, 6)), facts),
+        (several, "a dict with a list in it", partial(made, _named, (2, 3)), facts),
+        (none, "a size is no tensor", partial(made, _sizes, (2, 3, 2)), facts),
+        (sizes, "a second run", partial(_twice, fact, _growing, (2,), (5, 2)), facts),
+        (failing, "a product", partial(made, _head, (2, 5), (7, 3)), error),
+        (failing, "a sum", partial(made, _mismatch, (4, 5), (6, 5)), error),
     ):
-        yield Case(behaviour, title, make, judge)
-    yield Property(tensors, "any chain of calls", _reshapers, _judge_shapes, examples=20)
+        yield Case(behaviour, title, make_args, judge)
+    reshapers = partial(_reshapers, fact)
+    yield Property(tensors, "any chain of calls", reshapers, facts, examples=20)
 
 
-EXERCISE = Exercise(
-    id="4.1",
-    title="Shape propagation as an Interpreter",
-    level=2,
-    minutes=30,
-    idea="Without control flow in the IR, one walk that runs each node and writes down what came "
-    "out is a whole analysis (sections 6.3 and 5.5).",
-    needs=("Interpreter", "shape propagation", "arguments"),
-    teaches=("meta",),
-    hints=(
-        "Lectures 03, 'Running a graph', and 09, 'Shapes', have an Interpreter that sees every "
-        "value. Which method sees the values of all six opcodes?",
-        "Override run_node. Let super().run_node(n) compute the value, put its shape into n.meta, "
-        "return the value. Then ask what the value can be besides one tensor: tensors in tuples, "
-        "lists and dicts, or a number. Last, put a try around the computing: when it fails, the "
-        "inputs' shapes stand in the meta of n.all_input_nodes.",
-        "A function for each leaf of nested values, on another example: fxlab.map_aggregate("
-        "(1, [2, {'a': 3}]), lambda leaf: leaf + 1) returns (2, [3, {'a': 4}]). And "
-        "`raise RuntimeError('...') from error` keeps the first error visible.",
-    ),
-    asks=(
-        "fxlab.passes.shape_prop",
-        "fxlab.passes.shape_prop.ShapeProp",
-        "torch.fx.passes.shape_prop.ShapeProp",
-    ),
-    parts=(
-        Part(
-            id="4.1",
-            name="MyShapes",
-            points={
-                "result": 1,
-                "tensors": 3,
-                "several tensors": 2,
-                "no tensor": 1,
-                "other sizes": 1,
-                "the failing node": 2,
-            },
-            entry=entry,
-            cases=_cases,
-            wrong={
-                "result_lost": "run_node must return the value that it has seen",
-                "functions_only": "has no meta['shape']",
-                "first_of_several": "expected one shape for each",
-                "every_value_a_tensor": "AttributeError",
-                "written_once": "that was the run before",
-                "bare_error": "the error does not say which node failed",
-            },
-            stub="class MyShapes(fxlab.Interpreter):\n"
-            '    """Run a program; keep the shape of each node\'s value in ``n.meta["shape"]``.\n'
-            "\n"
-            "    A tensor gives a tuple of sizes; tensors in a tuple, list or dict give the same\n"
-            "    form with shapes in it; what holds no tensor leaves no entry. A node that fails\n"
-            "    raises a RuntimeError with the node's name and the shapes of what it reads.\n"
-            '    """',
+def make(fact: Fact) -> Exercise:
+    """Return the exercise about this fact."""
+    key = fact.key
+    return Exercise(
+        id="4.1",
+        title="Shape propagation as an Interpreter",
+        level=2,
+        minutes=30,
+        idea="Without control flow in the IR, one walk that runs each node and writes down what "
+        "came out is a whole analysis (sections 6.3 and 5.5).",
+        needs=("Interpreter", "shape propagation", "arguments"),
+        teaches=("meta",),
+        hints=(
+            "Lectures 03, 'Running a graph', and 09, 'Shapes', have an Interpreter that sees "
+            "every value. Which method sees the values of all six opcodes?",
+            "Override run_node. Let super().run_node(n) compute the value, put the fact about it "
+            "into n.meta, return the value. Then ask what the value can be besides one tensor: "
+            "tensors in tuples, lists and dicts, or a number. Last, put a try around the "
+            "computing: when it fails, the facts about its inputs stand in the meta of "
+            "n.all_input_nodes.",
+            "A function for each leaf of nested values, on another example: fxlab.map_aggregate("
+            "(1, [2, {'a': 3}]), lambda leaf: leaf + 1) returns (2, [3, {'a': 4}]). And "
+            "`raise RuntimeError('...') from error` keeps the first error visible.",
         ),
+        asks=(
+            "fxlab.passes.shape_prop",
+            "fxlab.passes.shape_prop.ShapeProp",
+            "torch.fx.passes.shape_prop.ShapeProp",
+        ),
+        parts=(
+            Part(
+                id="4.1",
+                name=fact.answer,
+                points={
+                    "result": 1,
+                    "tensors": 3,
+                    "several tensors": 2,
+                    "no tensor": 1,
+                    "other sizes": 1,
+                    "the failing node": 2,
+                },
+                entry=entry,
+                cases=partial(_cases, fact),
+                wrong={
+                    "result_lost": "run_node must return the value that it has seen",
+                    "functions_only": f"has no meta[{fact.key!r}]",
+                    "first_of_several": "expected one entry for each",
+                    "every_value_a_tensor": "AttributeError",
+                    "written_once": "that was the run before",
+                    "bare_error": "the error does not say which node failed",
+                },
+                stub=f"class {fact.answer}(fxlab.Interpreter):\n"
+                f'    """Run a program; keep the {key} of each value in ``n.meta["{key}"]``.\n'
+                "\n"
+                f"    A tensor gives {fact.tensor}; tensors in a tuple, list or dict\n"
+                f"    give the same form with {fact.said} in it; what holds no tensor leaves no\n"
+                "    entry. A node that fails raises a RuntimeError with its name and the\n"
+                f"    {fact.said} of what it reads.\n"
+                '    """',
+            ),
+        ),
+    )
+
+
+def _words(fact: Fact, tensor: str, of_leaf: str) -> tuple[tuple[str, str], ...]:
+    """Return what turns the master's cells, about shapes, into those of another fact."""
+    return (
+        ("MyShapes", fact.answer),
+        ('meta["shape"]', f'meta["{fact.key}"]'),
+        ('meta.get("shape")', f'meta.get("{fact.key}")'),
+        ('meta.pop("shape", None)', f'meta.pop("{fact.key}", None)'),
+        ("keep the shape of", f"keep the {fact.key} of"),
+        ("keeps the shape of", f"keeps the {fact.key} of"),
+        ("a tuple of sizes", fact.tensor),
+        ("a tuple of numbers, such as `(2, 3)`", tensor),
+        ("shapes", fact.said),
+        ("return tuple(leaf.shape)", f"return {of_leaf}"),
+    )
+
+
+EXERCISE = make(SHAPE)
+VARIANTS = {
+    "shape": Variant(partial(make, SHAPE)),
+    "bytes": Variant(
+        partial(make, BYTES),
+        _words(BYTES, "its number of bytes, such as `24`", "leaf.numel() * leaf.element_size()"),
     ),
-)
+    "rank": Variant(
+        partial(make, RANK), _words(RANK, "its number of dimensions, such as `2`", "leaf.dim()")
+    ),
+}
