@@ -2,7 +2,12 @@
 
 import base64
 import json
+import re
+import subprocess
+import sys
+import types
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,3 +210,48 @@ def test_a_saved_explorer_of_200_nodes_and_30_steps_is_small():
     )
     saved += len(json.dumps(explorer.static_html())) + len(repr(explorer))
     assert 20 * saved <= 3_000_000
+
+
+def test_what_vs_code_and_colab_ask_of_a_widget_holds(explorer):
+    data, _ = explorer._repr_mimebundle_()
+    assert next(iter(data)) == WIDGET_TYPE
+    assert data[WIDGET_TYPE].keys() >= {"model_id", "version_major", "version_minor"}
+    state = explorer.get_state()
+    assert state["_model_module"] == state["_view_module"] == "anywidget"
+    packed = explorer._esm.split('"')[1]
+    script = zlib.decompress(base64.b64decode(packed)).decode()
+    for text in (explorer._esm.replace(packed, ""), script, explorer._css):
+        told = text.replace("http://www.w3.org/2000/svg", "")  # a name, never fetched
+        assert not re.search(r"https?:|//\w+\.\w|@import|\burl\((?!\))[^)]", told), told[:200]
+        assert not re.search(r"^\s*import\b|\bimport\((?!url\))|\bfetch\(|XMLHttp", told, re.M)
+
+
+def test_colab_is_told_where_its_widget_manager_is(timeline, monkeypatch):
+    address = "https://example.org/manager"
+    output = types.ModuleType("google.colab.output")
+    output.enable_custom_widget_manager = lambda: None
+    output._widgets = types.SimpleNamespace(_installed_url=address)
+    monkeypatch.setitem(sys.modules, "google.colab.output", output)
+    _, metadata = Explorer(timeline)._repr_mimebundle_()
+    assert metadata[WIDGET_TYPE]["colab"]["custom_widget_manager"]["url"] == address
+
+
+def test_where_no_widget_manager_lives_the_story_is_a_table_of_text(timeline, tmp_path):
+    timeline.to_json(tmp_path / "story.json")
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "_ = shell.run_cell('import fxlab')\n"
+        "_ = shell.run_cell('fxlab.explore(fxlab.Timeline.from_json(\"story.json\"))')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(fxlab.__file__).parents[1]), "HOME": str(tmp_path)},
+    )
+    assert ran.returncode == 0, ran.stderr
+    for step in timeline.steps:
+        assert step.sentence in ran.stdout
+    assert "<img" not in ran.stdout

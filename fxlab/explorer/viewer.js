@@ -380,7 +380,7 @@ export class Viewer {
       const { m, r, k } = this.story.steps[i];
       if (k !== "value" && (this.row === null || r === this.row || m.includes(this.row))) { this.go(i); return; }
     }
-    this.say(`no ${by > 0 ? "later" : "earlier"} change ${this.row === null ? "" : `of ${this.nameOf(this.row)}`}`);
+    this.say(`no ${by > 0 ? "later" : "earlier"} change ${this.row === null ? "" : `of ${this.selected()}`}`);
   }
 
   // Said beside the search, and by a screen reader.
@@ -394,16 +394,17 @@ export class Viewer {
 
   nameOf(id) { return this.now(id).name; }
 
+  selected() { return this.row === null ? "" : this.nameOf(this.row); }
+
   pick(name) {
-    if (name === (this.row === null ? "" : this.nameOf(this.row))) return;
-    const named = name ? this.frame.slots.filter((slot) => this.nameOf(slot.id) === name) : [];
-    const slot = named.find((one) => one.st === 0) || named[0];
+    if (name === this.selected()) return;
+    const named = this.frame.slots.filter(({ id }) => this.nameOf(id) === name), slot = alive(named)[0] || named[0];
     this.select(slot ? slot.id : null, false);
   }
 
   select(row, tell = true, group = null) {
     Object.assign(this, { row, group });
-    if (tell) this.host.set("selection", row === null ? "" : this.nameOf(row));
+    if (tell) this.host.set("selection", this.selected());
     this.reveal(this.chosen());
     this.paint();
     this.tell();
@@ -693,7 +694,7 @@ export class Viewer {
     const text = quiet ? quiet.sentence : step ? step.t : `start: ${data.title}, ${plural(this.place.size, "node")}`;
     if (this.sentence.textContent !== text) this.sentence.textContent = text;
     this.sentence.classList.toggle("bad", !!step && step.k === "error");
-    this.change.replaceChildren(...(step && !quiet ? this.changed(step) : []));
+    add(this.change, this.change.replaceChildren(), step && !quiet && this.changed(step));
     const pass = quiet || (isPass && this.step === span.last ? span : null), same = pass && pass.same, facts = [];
     const fact = (label, words, bad, more) =>
       facts.push(h(`div${bad ? ".bad" : ""}`, `${label}: `, h("b", words), more));
@@ -756,10 +757,8 @@ export class Viewer {
 
   changed(step) {
     const out = [], i = this.step;
-    const both = (before, after) => {
-      if (before) out.push(h("div.minus", `− ${elide(before, 400)}`));
-      if (after) out.push(h("div.plus", `+ ${elide(after, 400)}`));
-    };
+    const both = (before, after) => out.push(before && h("div.minus", `− ${elide(before, 400)}`),
+      after && h("div.plus", `+ ${elide(after, 400)}`));
     if (step.k === "value") return this.value(step.v);
     if (step.k === "error") return [h("div.bad", step.v.text || "")];
     for (const text of step.b || []) both(text);
@@ -965,10 +964,11 @@ export class Viewer {
     this.tabButton.textContent = on ? "code" : "picture";
     if (!on) { this.resize(); return; }
     const say = (text) => this.pane.replaceChildren(text);
-    say("drawing … (the notebook's kernel does it)");
+    say("drawing …");
     clearTimeout(this.waiting);
-    this.waiting = setTimeout(say, 8000, "No answer: the kernel that showed this has gone. All else here works.");
-    this.host.ask({ kind: "picture", step: this.step });
+    const gone = () => say("No answer: the kernel that showed this has gone. All else here works.");
+    this.waiting = setTimeout(gone, 8000);
+    try { this.host.ask({ kind: "picture", step: this.step }); } catch { gone(); }
   }
 
   leave() {

@@ -176,13 +176,11 @@ class Explorer(anywidget.AnyWidget):
         self.send(reply)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """All three forms in one bundle, for hosts that ask for a bundle rather than display."""
+        """All three forms in one bundle, richest first, for hosts that ask for no display."""
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        data = dict(data)
-        data["text/plain"] = repr(self)
-        data["text/html"] = self.static_html()
-        return data, metadata
+        rich = {kind: data[kind] for kind in data if kind not in ("text/html", "text/plain")}
+        return {**rich, "text/html": self.static_html(), "text/plain": repr(self)}, metadata
 
     def _ipython_display_(self, **kwargs: Any) -> None:
         """Publish two outputs: the widget, and beneath it the static copy, closed."""

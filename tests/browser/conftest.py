@@ -249,6 +249,16 @@ class Notebook:
         """Save the notebook, widget state included."""
         self._run("await panel.context.save();")
 
+    def restart(self) -> None:
+        """Restart its kernel, as a person does from the menu; wait until it answers."""
+        self._run(
+            """
+            const { kernel } = panel.sessionContext.session;
+            await kernel.restart();
+            await kernel.requestKernelInfo();
+            """
+        )
+
     def stop(self) -> None:
         """Shut its kernel down."""
         self._run("await panel.sessionContext.ready; await panel.sessionContext.shutdown();")

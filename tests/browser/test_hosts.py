@@ -77,10 +77,37 @@ def test_keys_step_the_explorer_and_traits_work_both_ways(server, tab, host, sto
         ("i", "stem_conv"),
         ("u", "stem_bn"),
         ("u", "stem_relu"),
-        ("ArrowUp", "stem_bn"),
+        ("u", "body_0_conv"),
+        ("i", "stem_relu"),
+        ("u", "body_0_conv"),
+        ("ArrowUp", "stem_relu"),
+        ("ArrowDown", "body_0_conv"),
+        ("i", "stem_relu"),
+        ("u", "body_0_conv"),
+        ("i", "stem_relu"),
     ]:
         page.keyboard.press(key)
         assert row.inner_text() == expected, key
+    for key, expected in [
+        ("u", "body_0_conv"),
+        ("Shift+U", "add"),
+        ("Shift+U", "body_0_conv"),
+        ("i", "stem_relu"),
+        ("Shift+I", "stem_relu"),
+    ]:
+        page.keyboard.press(key)
+        assert row.inner_text() == expected, key
+    page.keyboard.press("ArrowUp")
+    assert row.inner_text() == "stem_bn"
+    page.keyboard.press("n")
+    changed = step()
+    assert int(changed) > fuse.first
+    page.keyboard.press("n")
+    assert int(step()) > int(changed)
+    page.keyboard.press("Shift+N")
+    assert step() == changed
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
     page.keyboard.press("Enter")
     assert has(".f-row.fold")
     page.keyboard.press("Enter")
@@ -90,8 +117,13 @@ def test_keys_step_the_explorer_and_traits_work_both_ways(server, tab, host, sto
     page.keyboard.press("c")
     page.keyboard.press("/")
     page.keyboard.type("relu")
-    assert "found" in page.locator(".f-found").inner_text()
+    assert page.locator(".f-found").inner_text().startswith("1 of")
+    page.keyboard.press("Enter")
+    assert page.locator(".f-found").inner_text().startswith("2 of")
+    page.keyboard.press("Shift+Enter")
+    assert page.locator(".f-found").inner_text().startswith("1 of")
     page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.classList.contains('f-grid')")
     page.keyboard.press("p")
     assert has(".fxl.predicting .f-guess button")
     page.keyboard.press("p")
@@ -120,6 +152,29 @@ def test_keys_step_the_explorer_and_traits_work_both_ways(server, tab, host, sto
     assert not page.evaluate("document.activeElement.closest('.fxl')")
     notebook.stop()
     assert tab.outside(*local(server)) == []
+
+
+@pytest.mark.parametrize("host", ["lab", "notebook"])
+def test_an_explorer_goes_on_when_its_kernel_was_restarted(server, tab, host, story_file):
+    name = server.write(f"restart-{host}.ipynb", [SHOW.format(path=str(story_file))])
+    notebook = Notebook(tab, server, host, name)
+    notebook.run_all()
+    page = tab.page
+    page.wait_for_selector(".fxl[data-ready]")
+    tab.errors.clear()
+    notebook.restart()
+    page.locator(".f-grid").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".f-slider").input_value() == "3"
+    assert page.locator(".f-row.selected").count() == 1
+    page.get_by_role("button", name="the classic box-and-arrow picture").click()
+    page.locator(".f-pane", has_text="kernel that showed this has gone").wait_for()
+    page.get_by_role("button", name="the classic box-and-arrow picture").click()
+    page.keyboard.press("End")
+    assert tab.errors == []
+    notebook.stop()
 
 
 @pytest.mark.parametrize("host", ["lab", "notebook"])

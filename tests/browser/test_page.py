@@ -612,3 +612,22 @@ def test_a_trace_opens_beside_the_models_source(show, wrong):
     assert "model source" in shown.text("head")
     assert "def forward" in shown.page.locator(".f-source").first.inner_text()
     assert "pass source" in show(wrong, step=wrong.passes[1].first).text("head")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "dark", "light"),
+    [
+        ("body", "data-jp-theme-light", "false", "true"),
+        ("body", "data-vscode-theme-kind", "vscode-dark", "vscode-light"),
+        ("body", "data-vscode-theme-kind", "vscode-high-contrast", "vscode-high-contrast-light"),
+        ("documentElement", "theme", "dark", "light"),
+    ],
+)
+def test_light_and_dark_follow_the_host(show, timeline, place, name, dark, light):
+    shown = show(timeline)
+    for value, theme in ((dark, "dark"), (light, "light"), (dark, "dark")):
+        shown.page.evaluate(
+            "([place, name, value]) => document[place].setAttribute(name, value)",
+            [place, name, value],
+        )
+        shown.page.locator(f".fxl[data-theme={theme}]").wait_for()
