@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fxlab.interop.targets import function_table
 from fxlab.teach import judge
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.programs import fresh_inputs, programs
+from fxlab.teach.variants import Variant
 
 Judge = Callable[[tuple[Any, ...], Any], Finding | None]
 
@@ -185,9 +187,7 @@ PAIRS = (
     Pair("softmax", "log_softmax", nn.Softmax, "dim", (0, 1), "log_softmax"),
     Pair("log_softmax", "softmin", nn.LogSoftmax, "dim", (0, 1), "softmax"),
     Pair("hardshrink", "softshrink", nn.Hardshrink, "lambd", (0.3, 1.2), "tanhshrink"),
-    Pair("celu", "elu", nn.CELU, "alpha", (0.4, 2.0), "selu"),
 )
-PAIR = PAIRS[0]
 
 
 def entry_b(answer: Callable[..., Any], gm: GraphModule) -> GraphModule:
@@ -328,8 +328,8 @@ STUB_A = '''def insert_behind(gm, old, new):
     Whoever read the result of `old` reads the result of `new` afterwards.
     """
 '''
-STUB_B = '''def to_log_softmax(gm):
-    """Edit `gm` in place: replace each softmax, in every spelling, by F.log_softmax."""
+STUB_B = '''def to_{new}(gm):
+    """Edit `gm` in place: replace each {old}, in every spelling, by F.{new}."""
 '''
 
 
@@ -393,10 +393,38 @@ def make(pair: Pair) -> Exercise:
                     "first_argument": "tuple index out of range",
                     "by_the_sound": "there is no softmax in this program, and it was changed",
                 },
-                stub=STUB_B,
+                stub=STUB_B.format(old=pair.old, new=pair.new),
             ),
         ),
     )  # fmt: skip
 
 
-EXERCISE = make(PAIR)
+def _words(pair: Pair) -> tuple[tuple[str, str], ...]:
+    """Return what turns the master's cells, about PAIRS[0], into those of another pair."""
+    first = PAIRS[0]
+    olds = (
+        first.new,
+        first.module.__name__,
+        first.old,
+        f"`{first.setting}`",
+        f".{first.setting}",
+        f'"{first.setting}"',
+    )
+    news = (
+        pair.new,
+        pair.module.__name__,
+        pair.old,
+        f"`{pair.setting}`",
+        f".{pair.setting}",
+        f'"{pair.setting}"',
+    )
+    # In two steps, since what is new in one pair may be old in another.
+    marks = [f"@{k}@" for k in range(len(olds))]
+    return (*zip(olds, marks, strict=True), *zip(marks, news, strict=True))
+
+
+EXERCISE = make(PAIRS[0])
+VARIANTS = {
+    PAIRS[0].old: Variant(partial(make, PAIRS[0])),
+    **{pair.old: Variant(partial(make, pair), _words(pair)) for pair in PAIRS[1:]},
+}

@@ -133,7 +133,7 @@ def wrong_b_by_the_sound(gm):
         if node.op == "call_module" and isinstance(gm.get_submodule(node.target), nn.Softmax):
             _replace(gm, node, node.args, {"dim": gm.get_submodule(node.target).dim})
         elif "softmax" in str(node.target):
-            _replace(gm, node, node.args, node.kwargs or {"dim": 0})
+            _replace(gm, node, node.args, {"dim": 0} if node.op == "call_module" else node.kwargs)
 
 
 def wrong_b_delegation(gm):
