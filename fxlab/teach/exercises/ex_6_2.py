@@ -229,7 +229,7 @@ EXERCISE = Exercise(
     minutes=45,
     idea="Lowering is an interpreter that appends to another system's graph instead of computing "
     "(section 6.4).",
-    needs=("lowering", "converter", "keyword argument"),
+    needs=("lowering", "converter", "arguments"),
     teaches=("attribute of an ONNX node",),
     hints=(
         "A converter says one torch function in ONNX operators. The lecture's section 'What is "

@@ -308,7 +308,7 @@ EXERCISE = Exercise(
     minutes=40,
     idea="A blocking call becomes a start, early, and a wait, late, so that other work runs "
     "meanwhile (section 6.2.3).",
-    needs=("blocking call", "start and wait", "effect", "reader", "move"),
+    needs=("blocking call", "start and wait", "effect", "reader", "insertion point"),
     teaches=("hoist",),
     hints=(
         "While the server works, this process should have something to do. The lecture's section "
