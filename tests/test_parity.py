@@ -156,7 +156,7 @@ def uses_a_closure(x, y, factor=3):
 
 @program
 def has_defaults(x, y=None, scale=2.0, name="add"):
-    return (x if y is None else x + 1) * 2
+    return (x + 1) * 2
 
 
 @program

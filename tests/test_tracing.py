@@ -305,3 +305,70 @@ def test_star_arguments_of_a_method_and_of_an_object_are_traced():
 
     assert torch.equal(quiet(Calls())(X, X + 1), (X + 1) * 2)
     assert torch.equal(quiet(Calls().method)(X, X), X * 2)
+
+
+def optional_mask(x, mask=None):
+    if mask is not None:
+        x = x * mask
+    return x
+
+
+def test_a_test_for_none_of_an_open_input_with_that_default_is_told():
+    gm = said(optional_mask, r"mask is None.*concrete_args=\{'mask': None\}")
+    assert torch.equal(gm(X, X), X * X)
+    fixed = quiet(optional_mask, concrete_args={"mask": None})
+    assert torch.equal(fixed(X, None), X)
+
+    class Inner(nn.Module):
+        def forward(self, x, mask=None):
+            return x if mask is None else x * mask
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x, mask=None):
+            return self.inner(x, mask)
+
+    said(Outer(), "mask is None")
+
+    def asserted(x):
+        assert x is not None
+        return x + 1
+
+    quiet(asserted)
+    quiet(lambda x, mask=None: torch.nn.functional.scaled_dot_product_attention(x, x, x, mask))
+
+
+def test_a_question_for_the_type_of_an_input_is_told():
+    said(lambda x: x + 1 if type(x) is torch.Tensor else x, r"type\(x\)")
+    quiet(lambda x, n=2: x if type(n) is int else x + 1, concrete_args={"n": 2})
+
+
+COUNT = 0
+CACHE = {}
+KEPT = [1, 2]
+
+
+def counts(x):
+    global COUNT
+    COUNT += 1
+    return x + 1
+
+
+def remembers(x):
+    CACHE["last"] = x
+    return x + KEPT[0]
+
+
+def calls_another(x):
+    return remembers(x) * 2
+
+
+def test_globals_that_the_program_changes_are_told_and_hold_no_proxy_afterwards():
+    said(counts, "global COUNT")
+    said(remembers, "global CACHE.*put back")
+    said(calls_another, "global CACHE")
+    assert CACHE == {} and KEPT == [1, 2]
+    quiet(lambda x: x + KEPT[0] + COUNT)

@@ -62,7 +62,7 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
     fn, is_module = _function_of(tracer, root), isinstance(root, torch.nn.Module)
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
     tracer._reset()
-    tracer._examples = example_inputs
+    tracer._examples, tracer.root_function = example_inputs, inspect.unwrap(fn)
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
     for inner in (vars(m).get("_graph") for m in tracer._paths()):
         for node in inner.nodes if isinstance(inner, Graph) else ():
@@ -75,7 +75,7 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         around.enter_context(patches.tracing(tracer))
         for module in tracer._autowrap_search:
             tracer._search_globals(module.__dict__)
-        for function in (inspect.unwrap(fn), *patches.wrapped_functions.values()):
+        for function in (tracer.root_function, *patches.wrapped_functions.values()):
             tracer._search_globals(getattr(function, "__globals__", None))
         fn, args = tracer.create_args_for_root(fn, is_module, concrete_args)
         annotation = _annotations(fn).get("return")

@@ -144,11 +144,18 @@ def _install() -> None:
             _set(kind, name, recorder(getattr(kind, name), name))
 
 
+def replace(table: dict[str, Any], new: dict[str, Any]) -> None:
+    """Replace items of a dict of globals, and note how to put them back."""
+    with _lock:
+        _undo.append(functools.partial(table.update, {name: table[name] for name in new}))
+        table.update(new)
+
+
 def patch_globals(table: dict[str, Any], ids: Any) -> None:
     """Replace, in a globals dict, the functions whose id is in `ids` by recording ones."""
-    for name, function in [(n, f) for n, f in table.items() if id(f) in ids and callable(f)]:
-        with _lock:
-            _set(table, name, recorder(function, wrapped=True, auto=True))
+    found = [(n, f) for n, f in table.items() if id(f) in ids and callable(f)]
+    if found:
+        replace(table, {n: recorder(f, wrapped=True, auto=True) for n, f in found})
 
 
 @functools.cache

@@ -66,6 +66,7 @@ class TracerBase:
     record_stack_traces = check_mutable_operations = trace_asserts = proxy_buffer_attributes = False
     traced_func_name: str = "forward"
     root: Any = None
+    root_function: Any = None
     _inline = staticmethod(capture.inline)
     _tracing = _retracing = False
 
@@ -435,8 +436,16 @@ class Tracer(TracerBase):
             patches.patch_globals(table, self._autowrap_function_ids)
 
     def _paths(self) -> dict[torch.nn.Module, str]:
+        """Return module -> its first dotted path: `named_modules`, without its cost by depth."""
         if self.submodule_paths is None:
-            self.submodule_paths = {module: path for path, module in self.root.named_modules()}
+            found = self.submodule_paths = dict[torch.nn.Module, str]()
+            todo: list[tuple[str, torch.nn.Module]] = [("", self.root)]
+            while todo:
+                path, module = todo.pop()
+                if module not in found:
+                    found[module], dot = path, f"{path}." if path else ""
+                    parts = reversed(module._modules.items())
+                    todo += [(dot + name, part) for name, part in parts if part is not None]
         return self.submodule_paths
 
     def _tensor_paths(self) -> dict[int, str]:

@@ -47,8 +47,8 @@ def install() -> None:
 
 
 def _install() -> None:
-    for name in (*_FRESH, *_SHARING):
-        patches._set(vars(torch), name, _factory(getattr(torch, name)))
+    names = (*_FRESH, *_SHARING)
+    patches.replace(torch.__dict__, {name: _factory(getattr(torch, name)) for name in names})
 
 
 @functools.cache

@@ -92,7 +92,8 @@ def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[An
             return table[_EXAMPLES][1][str(target)], EXAMPLE
         kept = tracer.graph._constants
         if op == "get_attr":
-            return kept[target] if target in kept else lookup(tracer.root, str(target)), STATE
+            path = str(target)
+            return kept[path] if path in kept else lookup(tracer.root, path), STATE
         if effect(node, tracer.root) is not None:
             return UNKNOWN, ""
         args = map_arg(node.args, lambda n: table[n][0])

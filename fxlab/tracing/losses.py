@@ -1,9 +1,8 @@
 """What does a trace lose, and who says so?
 
 A graph holds operations on traced values. What the program does besides (writing into the model,
-into plain tensors or tensors that it made itself, switching gradients off) is not in it; the paper
-leaves that undefined (section 5.6). Here the user's model is put back as it was, and each loss
-becomes a `TraceWarning` with its line.
+into plain tensors or globals) is not in it; the paper leaves that undefined (section 5.6). Here the
+user's model is put back as it was, and each loss becomes a `TraceWarning` with its line.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ from typing import Any
 
 import torch
 
+from fxlab.core import patches
 from fxlab.core.capture import watchers
 from fxlab.core.proxy import Proxy, probes
 from fxlab.core.tracer import Tracer, TracerBase
+from fxlab.tracing.questions import Facts, facts, reachable
 
 _EMPTY = inspect.Parameter.empty
 _CONTAINERS = frozenset((dict, list, set))
@@ -64,16 +65,23 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
 def watch(tracer: Tracer) -> Iterator[None]:
     """Put back what the traced program changed, and say so."""
     before: list[Any] = []
+    untouched: list[Any] = []  # modules whose own code does not run
+    kinds: dict[type, None] = {}
     for m, path in tracer._paths().items():
         parts = vars(m)
         if tracer.is_leaf_type(type(m)):
-            before.append((m, path, parts.copy(), (), ()))
+            untouched.append((m, path, parts.copy()))
             continue
+        kinds[type(m)] = None
         kept = [(v, v.copy()) for v in parts.values() if type(v) in _CONTAINERS]
         held = [(k, t, t._version, t.clone()) for k, t in parts.items() if type(t) is torch.Tensor]
         before.append((m, path, parts.copy(), kept, held))
+    forwards = [inspect.unwrap(getattr(kind, "forward", watch)) for kind in kinds]
+    functions = list(reachable([tracer.root_function, *forwards]))
+    outside = list(_globals(functions))
     try:
         yield
+        _warn_of_questions(tracer, [tracer.root_function, *forwards])
     finally:
         for m, path, fields, kept, held in before:
             for name, tensor, version, value in held:
@@ -88,13 +96,73 @@ def watch(tracer: Tracer) -> Iterator[None]:
                     )
             if not (_equal(vars(m), fields) and all(_equal(now, old) for now, old in kept)):
                 _restore(tracer, m, path, fields, kept)
+        for m, path, fields in untouched:
+            if not _equal(vars(m), fields):
+                _restore(tracer, m, path, fields, ())
+        for known in outside:
+            _look_at_global(tracer, *known)
+
+
+def _globals(functions: list[types.FunctionType]) -> Iterator[tuple[Any, ...]]:
+    """Yield (function, name, value, copy) for what these functions could change of their globals.
+
+    A name that they assign, or a list, dict or set that they read.
+    """
+    for function in functions:
+        shown, table = facts(function), function.__globals__
+        for name in shown.names & table.keys():
+            value = table[name]
+            if type(value) in _CONTAINERS:
+                yield function, name, value, value.copy()
+            elif name in shown.stored:
+                yield function, name, value, None
+
+
+def _look_at_global(
+    tracer: Tracer, function: types.FunctionType, name: str, value: Any, copy: Any
+) -> None:
+    table, code = function.__globals__, function.__code__
+    now = table.get(name, _EMPTY)
+    if now is value and (copy is None or _equal(value, copy)):
+        return
+    text = f"the program writes to the global {name}, and the graph does not do it"
+    if patches.find_proxy(list(now) if isinstance(now, set) else now) is not None:
+        text += "; it was put back, since it held a Proxy"
+        table[name] = value
+        if copy is not None:
+            value.clear()
+            value.extend(copy) if type(value) is list else value.update(copy)
+    tracer.warn("global " + name, text, (code.co_filename, code.co_firstlineno, code.co_name))
+
+
+def _warn_of_questions(tracer: Tracer, functions: list[Any]) -> None:
+    """Say which questions of the code were answered for a Proxy, and not for the value."""
+    inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")}
+    optional = {name for name, node in inputs.items() if node.args == (None,)}
+    for function in functions:
+        shown = facts(function) if isinstance(function, types.FunctionType) else Facts()
+        for name in optional & shown.none.keys():
+            tracer.warn(
+                "none",
+                f"whether {name} is None was answered for a given {name}, and that answer is fixed "
+                f"in the graph although its default is None: fix it, concrete_args={{{name!r}: "
+                "None}, or give the parameter no default",
+                shown.none[name],
+            )
+        asked = shown.type if function is not tracer.root_function else shown.type.keys() & inputs
+        for name in asked:
+            tracer.warn(
+                "type",
+                f"type({name}) is the type of a Proxy while tracing, and what follows from that is "
+                "fixed in the graph",
+                shown.type[name],
+            )
 
 
 def _equal(a: Any, b: Any) -> bool:
     """Say whether two containers hold the same objects (not equal ones: `==` would be recorded)."""
     if type(a) is dict:
-        same = len(a) == len(b) and all(map(operator.is_, a.values(), b.values()))
-        return same and list(a) == list(b)
+        return [*a] == [*b] and all(map(operator.is_, a.values(), b.values()))
     return a == b if type(a) is set else len(a) == len(b) and all(map(operator.is_, a, b))
 
 
