@@ -9,17 +9,27 @@ A student's notebook imports `check`, `hint`, `progress`, `save`, `restore`, `pr
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from . import exercises as _folder  # noqa: F401  (or it would hide `exercises` below)
+
+if TYPE_CHECKING:
+    from .exercise import Exercise
 
 _LATER = {
-    "NotDone": "exercise", "exercises": "exercise", "Exercise": "exercise", "Part": "exercise",
+    "NotDone": "exercise", "Exercise": "exercise", "Part": "exercise",
     "Case": "exercise", "Property": "exercise", "Finding": "exercise",
     "check": "checking", "Result": "result", "hint": "keeping", "progress": "keeping",
     "save": "keeping", "restore": "keeping", "predict": "predicting", "word": "words",
     "release": "releasing", "grade": "grading", "replay": "replaying",
     "use_course": "variants",
 }  # fmt: skip
-__all__ = list(_LATER)
+__all__ = ["exercises", *_LATER]
+
+
+def exercises() -> list[Exercise]:
+    """List every exercise, sorted by id."""
+    return importlib.import_module(f"{__name__}.exercise").exercises()
 
 
 def __getattr__(name: str) -> Any:

@@ -70,6 +70,9 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exercises", help="ids like 2.1,2.2; by default all that somebody has a cell for"
     )
+    parser.add_argument(
+        "--course", type=int, metavar="SEED", help="the number given to `fxlab release --course`"
+    )
     parser.add_argument("--similar", action="store_true", help="list pairs of similar answers")
     parser.add_argument("--seconds", type=float, default=5.0, help="CPU seconds of one call (5)")
     parser.add_argument("--json", action="store_true", help="print the grades as JSON")
@@ -88,6 +91,7 @@ def _grade(args: argparse.Namespace) -> int:
         exercises=args.exercises.split(",") if args.exercises else None,
         similar_pairs=args.similar,
         seconds=args.seconds,
+        course=args.course,
         progress=grading.progress_bar,
     )
     if args.json:

@@ -110,6 +110,7 @@ def grade(
     exercises: Iterable[str] | None = None,
     similar_pairs: bool = False,
     seconds: float = 5.0,
+    course: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Grades:
     """Mark every submission in a folder.
@@ -126,6 +127,7 @@ def grade(
         exercises: Ids such as "2.2" or "2.1a"; by default all that any submission has a cell for.
         similar_pairs: List pairs of similar answers. A reason to talk, never points.
         seconds: CPU seconds of one call of an answer.
+        course: Number of the course that was released, for its variants.
         progress: Called with (done, all, student).
 
     Returns:
@@ -147,8 +149,9 @@ def grade(
             from fxlab.teach.marking import hidden_cases
 
             hidden_cases(hidden)  # say now what is wrong with it
-        marks = _mark_all(found, ids, jobs, hidden, seconds, progress)
-        _again(found, marks, hidden, seconds)
+        options = {"hidden": hidden, "seconds": seconds, "course": course}
+        marks = _mark_all(found, ids, jobs, options, progress)
+        _again(found, marks, options)
     grades = Grades(ids, found, marks)
     if similar_pairs:
         grades.pairs = similar.pairs(marks)
@@ -174,8 +177,7 @@ def _mark_all(
     found: list[Submission],
     ids: list[str],
     jobs: int,
-    hidden: Path | None,
-    seconds: float,
+    options: dict[str, Any],
     progress: Callable[[int, int, str], None] | None,
 ) -> dict[str, list[Marked]]:
     marks: dict[str, list[Marked]] = {}
@@ -190,12 +192,12 @@ def _mark_all(
         if not one.notebooks:
             keep(one.student, [_nothing(id) for id in ids])
     if jobs <= 1:
-        _mark_here(waiting, ids, hidden, seconds, keep)
+        _mark_here(waiting, ids, options, keep)
     else:
-        _mark_with(jobs, waiting, ids, hidden, seconds, keep)
+        _mark_with(jobs, waiting, ids, options, keep)
         # A worker that broke takes the others' work with it: those are marked one at a time.
         for one in [one for one in waiting if one.student not in marks]:
-            _mark_with(1, [one], ids, hidden, seconds, keep)
+            _mark_with(1, [one], ids, options, keep)
             if one.student not in marks:
                 one.problems.append("marking it broke the grader's own process")
                 keep(one.student, [_nothing(id) for id in ids])
@@ -210,11 +212,10 @@ def _nothing(id: str) -> Marked:
 def _mark_here(
     waiting: list[Submission],
     ids: list[str],
-    hidden: Path | None,
-    seconds: float,
+    options: dict[str, Any],
     keep: Callable[[str, list[Marked]], None],
 ) -> None:
-    with Marker(hidden, seconds) as marker:
+    with Marker(**options) as marker:
         for one in waiting:
             keep(one.student, marker.mark(one, ids))
 
@@ -223,12 +224,11 @@ def _mark_with(
     jobs: int,
     waiting: list[Submission],
     ids: list[str],
-    hidden: Path | None,
-    seconds: float,
+    options: dict[str, Any],
     keep: Callable[[str, list[Marked]], None],
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _open_worker, (hidden, seconds)) as pool:
+    with ProcessPoolExecutor(jobs, context, _open_worker, (options,)) as pool:
         tasks = {pool.submit(_mark_in_worker, one, ids): one for one in waiting}
         try:
             for task in as_completed(tasks):
@@ -240,11 +240,11 @@ def _mark_with(
 _worker: list[Marker] = []
 
 
-def _open_worker(hidden: Path | None, seconds: float) -> None:
+def _open_worker(options: dict[str, Any]) -> None:
     import atexit
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _worker.append(Marker(hidden, seconds))
+    _worker.append(Marker(**options))
     server = _worker[0].server
     if server is not None:
         atexit.register(server.close)
@@ -255,13 +255,13 @@ def _mark_in_worker(one: Submission, ids: list[str]) -> list[Marked]:
 
 
 def _again(
-    found: list[Submission], marks: dict[str, list[Marked]], hidden: Path | None, seconds: float
+    found: list[Submission], marks: dict[str, list[Marked]], options: dict[str, Any]
 ) -> None:
     """Run once more, alone, what ran out of time: the machine was busy before."""
     late = [(one, k) for one in found for k, mark in enumerate(marks[one.student]) if mark.late]
     if not late:
         return
-    with Marker(hidden, seconds) as marker:
+    with Marker(**options) as marker:
         for one, k in late:
             marks[one.student][k] = marker.mark_part(one, marks[one.student][k].id)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import re
 import sys
 import zlib
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from fxlab.core.errors import ExerciseError
-from fxlab.teach import wire
+from fxlab.teach import variants, wire
 from fxlab.teach.checking import result_of
 from fxlab.teach.collect import Notebook, Submission, files_beside
 from fxlab.teach.examine import (
@@ -83,12 +84,19 @@ class Marker:
         hidden: File of hidden cases, or None.
         seconds: CPU seconds of one call of an answer.
         fork: Fork the students' processes from a server; by default where that is possible.
+        course: Number of the course whose variants were handed out, or None.
     """
 
     def __init__(
-        self, hidden: Path | None = None, seconds: float = 5.0, fork: bool = FORKS
+        self,
+        hidden: Path | None = None,
+        seconds: float = 5.0,
+        fork: bool = FORKS,
+        course: int | None = None,
     ) -> None:
         torch.set_num_threads(1)
+        self.course = course
+        variants.use_course(course)
         self.hidden = hidden_cases(hidden) if hidden is not None else {}
         self.seconds = seconds
         self.server = Server() if fork else None
@@ -100,6 +108,7 @@ class Marker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        variants.use_course(None)
         if self.server is not None:
             self.server.close()
 
@@ -118,7 +127,7 @@ class Marker:
         files = files_beside(notebook.folder)
         with Student(self.server, files, self.seconds) as student:
             try:
-                student.start(id, notebook.cells, notebook.marks.get(id))
+                student.start(id, notebook.cells, notebook.marks.get(id), self.course)
                 found = examine(asked, student.call, self._cases(asked), run=self._run(id, student))
             except AnswerError as error:
                 return self._unstarted(owner, asked, error)
@@ -240,15 +249,17 @@ def none_of(asked: Part) -> dict[str, tuple[int, int]]:
 
 def notebook_for(submission: Submission, asked: Part) -> Notebook | None:
     """The latest notebook in which a part is answered: its cell is marked, or its name is there."""
-    for notebook in reversed(submission.notebooks):
-        if asked.id in notebook.marks or _mentions(notebook, asked):
-            return notebook
-    return None
+    latest = submission.notebooks[::-1]
+    marked = [one for one in latest if asked.id in one.marks]
+    return next((one for one in [*marked, *latest] if _mentions(one, asked)), None) or (
+        marked[0] if marked else None
+    )
 
 
 def _mentions(notebook: Notebook, asked: Part) -> bool:
-    words = (f"def {asked.name}", f"class {asked.name}", f"{asked.name} =")
-    return any(word in cell for cell in notebook.cells for word in words)
+    form = rf"^(?:def |class )?{asked.name}\b(?=\s*[(:=])|import .*\b{asked.name}\b"
+    definition = re.compile(form, re.MULTILINE)
+    return any(definition.search(cell) for cell in notebook.cells)
 
 
 def parts_in(submissions: Iterable[Submission]) -> list[str]:

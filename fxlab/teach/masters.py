@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fxlab.core.errors import ExerciseError
-from fxlab.teach.exercise import Exercise, part
+from fxlab.teach.exercise import Exercise, Part, part
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 Cell = dict[str, Any]
@@ -61,9 +61,9 @@ def solution(id: str, text: str) -> Cell:
     return _cell("code", text, {"nbgrader": {**metadata, "schema_version": 3, "task": False}})
 
 
-def check_cell(id: str) -> Cell:
+def check_cell(id: str, found: Part | None = None) -> Cell:
     """The locked cell after it, which shows the card; nbgrader reads the points from its value."""
-    found = part(id)[1]
+    found = found or part(id)[1]
     metadata = {"grade": True, "solution": False, "locked": True, "points": found.total}
     metadata["grade_id"] = grade_id(id).replace("ex-", "check-")
     text = f'check("{id}", {found.name}).show()'

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from fxlab.teach import slicing, wire
+from fxlab.teach import slicing, variants, wire
 from fxlab.teach.exercise import exercises, part
 from fxlab.teach.limits import AnswerError, Guard
 
@@ -45,6 +45,7 @@ class Answers:
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         """Define the answer from the notebook's cells."""
+        variants.use_course(request["course"])
         owner, self.part = part(request["part"])
         asks = self.part.asks or owner.asks
         self.guard = Guard(self.part.id, asks, request["seconds"], cpu=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fxlab.core.errors import ExerciseError
+from fxlab.teach import variants
 from fxlab.teach.exercise import part
 from fxlab.teach.masters import BEGIN, END, cleared, part_id, source_of
 
@@ -50,6 +51,8 @@ def student_copy(master: dict[str, Any], course: int | None = None) -> dict[str,
         ExerciseError: A solution has no id or no end.
     """
     made = copy.deepcopy(master)
+    if course is not None:
+        made["cells"] = variants.varied(made["cells"], course)
     for cell in made["cells"]:
         mark = cell.get("metadata", {}).get("nbgrader", {})
         source = source_of(cell)

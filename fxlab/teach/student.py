@@ -165,19 +165,26 @@ class Student:
             self.status = self.server.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, part: str, cells: list[str], marked: int | None = None) -> None:
+    def start(
+        self,
+        part: str,
+        cells: list[str],
+        marked: int | None = None,
+        course: int | None = None,
+    ) -> None:
         """Define the answer of a part from a notebook's code cells.
 
         Args:
             part: The part's id.
             cells: Source of each code cell.
             marked: Number of the cell that carries the part's nbgrader id.
+            course: Number of the course whose variants were handed out, or None.
 
         Raises:
             AnswerError: No cell defines it, or its cell stops.
         """
         request = {"do": "start", "part": part, "cells": cells, "marked": marked,
-                   "seconds": self.seconds}  # fmt: skip
+                   "seconds": self.seconds, "course": course}  # fmt: skip
         # A Python of its own has to import torch first.
         extra = 0 if self.server is not None else 120
         found = self.read(self.exchange(wire.encode(request), extra))
