@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from fxlab.passes.split import split_module
 from fxlab.teach import judge, programs
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.limits import AnswerError
+from fxlab.teach.variants import Variant
 
 STUB = '''\
 def my_partition(gm, supported):
@@ -34,6 +36,38 @@ def my_partition(gm, supported):
     Returns:
         Node -> part, named by any text or number; ``split_module`` cuts there.
     """'''
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the exercise: which nodes of one phase share a part.
+
+    Attributes:
+        connected: Only those between which values lead, inside the part; otherwise all.
+        words: What stands in the master, and what stands there in this form.
+    """
+
+    connected: bool = False
+    words: tuple[tuple[str, str], ...] = ()
+
+
+FEWEST_PARTS = Form()
+CONNECTED = Form(
+    connected=True,
+    words=(
+        (
+            "for a node that waits for the part. The device gets as few parts as possible.",
+            "for a node that waits for the part. Nodes of the device that have the same phase\n"
+            "    share a part if they are connected: a path of values (or of pairs that keep their\n"
+            "    order), in whatever direction, leads from one to the other inside the part.",
+        ),
+        (
+            "The device gets as few parts as possible; how many parts",
+            "On the device, nodes of one phase share a part when they are connected, and only "
+            "then; how many parts",
+        ),
+    ),
+)
 
 NOT_COMPUTING = ("placeholder", "get_attr", "output")
 SUPPORTED, ACYCLIC, FEWEST = 1, 2, 3
@@ -69,10 +103,11 @@ def entry(answer: Any, gm: GraphModule, left_out: Iterable[str] = ("sin",)) -> A
     return found
 
 
-def judge_parts(asked: int, args: tuple, found: list[int]) -> Finding | None:
+def judge_parts(form: Form, asked: int, args: tuple, found: list[int]) -> Finding | None:
     """Look for a mixed part, a cycle, more parts than needed; cut, and compare the numbers.
 
     Args:
+        form: which nodes share a part.
         asked: SUPPORTED, ACYCLIC or FEWEST: how much the behaviour asks for.
         args: the program and what the device doesn't support.
         found: a part for each node.
@@ -84,7 +119,7 @@ def judge_parts(asked: int, args: tuple, found: list[int]) -> Finding | None:
         if part >= 0:
             members.setdefault(part, []).append(node)
     device = {k for k, part in members.items() if is_supported(gm, left_out, part[0])}
-    kits = kits_parts(gm, left_out)
+    kits = kits_parts(gm, left_out, form)
 
     def wrong(sentence: str, node: str = "") -> Finding:
         shown = [f"{'device' if k in device else 'host'}: {_names(m)}" for k, m in members.items()]
@@ -106,6 +141,12 @@ def judge_parts(asked: int, args: tuple, found: list[int]) -> Finding | None:
         cut = split_module(gm, None, dict(zip(nodes, found, strict=True)).__getitem__)
         if text := judge.same_program(gm, cut, programs.fresh_inputs(gm)):
             return wrong(f"cut there, the program does something else: {text}")
+    if asked >= FEWEST and form.connected and (apart := _apart(gm, [members[k] for k in device])):
+        return wrong(
+            f"one part holds {apart[0].name} and {apart[1].name}, and no path inside it connects "
+            "them",
+            apart[1].name,
+        )
     if asked >= FEWEST and len(device) > len(kits):
         return wrong(
             f"the device gets {len(device)} parts, and {len(kits)} would do: nodes may share a "
@@ -114,11 +155,37 @@ def judge_parts(asked: int, args: tuple, found: list[int]) -> Finding | None:
     return None
 
 
-def kits_parts(gm: GraphModule, left_out: Iterable[str]) -> list[list[Node]]:
+def kits_parts(gm: GraphModule, left_out: Iterable[str], form: Form) -> list[list[Node]]:
     """Return the kit's own parts for the device, the fewest there can be."""
     support = create_op_support(lambda _, node: is_supported(gm, left_out, node))
-    partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
+    partitioner = CapabilityBasedPartitioner(
+        gm,
+        support,
+        allows_single_node_partition=True,
+        skip_horizontal_fusion=form.connected,
+    )
     return [list(part.nodes) for part in partitioner.propose_partitions()]
+
+
+def _apart(gm: GraphModule, parts: Iterable[list[Node]]) -> tuple[Node, Node] | None:
+    """Return two nodes of one part that nothing inside it connects, or None."""
+    hidden = [pair for pairs in order_constraints(gm) for pair in pairs]
+    edges = [(v, n) for n in gm.graph.nodes for v in n.all_input_nodes] + hidden
+    near: dict[Node, list[Node]] = {}
+    for before, after in edges:
+        near.setdefault(before, []).append(after)
+        near.setdefault(after, []).append(before)
+    for part in parts:
+        reached, waiting = {part[0]}, [part[0]]
+        while waiting:
+            for other in near.get(waiting.pop(), ()):
+                if other in part and other not in reached:
+                    reached.add(other)
+                    waiting.append(other)
+        left = [node for node in part if node not in reached]
+        if left:
+            return part[0], left[0]
+    return None
 
 
 def _names(nodes: Iterable[Node]) -> str:
@@ -253,28 +320,28 @@ def _title(program: Callable[..., Any]) -> str:
     return text[:1].lower() + text[1:]
 
 
-def cases() -> Iterator[Case | Property]:
+def cases(form: Form = FEWEST_PARTS) -> Iterator[Case | Property]:
     """The public cases, smallest first, then generated programs."""
     for behaviour, asked, program, left_out in CASES:
         title = f"{_title(program)}; the device lacks {', '.join(left_out)}"
         args = partial(traced, program, left_out)
-        yield Case(behaviour, title, args, partial(judge_parts, asked))
+        yield Case(behaviour, title, args, partial(judge_parts, form, asked))
         if (behaviour, program) == ("no cycle", late_join):
             yield Property(
-                behaviour, "generated programs", _generated, partial(judge_parts, ACYCLIC), 20
+                behaviour, "generated programs", _generated, partial(judge_parts, form, ACYCLIC), 20
             )
         if (behaviour, program) == ("as few parts as possible", late_join):
             yield Property(
-                behaviour, "generated programs", _generated, partial(judge_parts, FEWEST), 20
+                behaviour, "generated programs", _generated, partial(judge_parts, form, FEWEST), 20
             )
 
 
-def hidden() -> Iterator[Case | Property]:
+def hidden(form: Form = FEWEST_PARTS) -> Iterator[Case | Property]:
     """The same programs on a device that supports something else."""
     for behaviour, asked, program, left_out in CASES:
         other = ("add", "mul_") if "sin" in left_out else left_out
         args = partial(traced, program, other)
-        yield Case(behaviour, "another device", args, partial(judge_parts, asked))
+        yield Case(behaviour, "another device", args, partial(judge_parts, form, asked))
 
 
 def _generated() -> Any:
@@ -285,55 +352,70 @@ def _generated() -> Any:
     return st.tuples(programs.programs(most=8, inputs=2, outputs=2), left_out)
 
 
-EXERCISE = Exercise(
-    id="6.1",
-    title="Partition by what a device supports, without a cycle",
-    level=4,
-    minutes=75,
-    idea="What a device supports goes to it in few pieces, and no piece waits for itself "
-    "(section 6.4).",
-    needs=("partition", "phase", "reader", "effect"),
-    teaches=("cycle of parts",),
-    hints=(
-        "Think of two trains that each wait for the other. The lecture's section 'What the device "
-        "does not support' gives every node a phase; nodes of one phase never wait for each "
-        "other's part.",
-        "Walk the nodes in order. A supported node begins with phase 0, any other with -1. Then "
-        "look at everything that must run before it: its phase is at least theirs, and one more "
-        "where it is supported and they are not. Take the largest. A part is then a side (device "
-        "or host) and a phase. What must run before a node: its inputs, and the nodes that "
-        "order_constraints pairs with it.",
-        "`max` over nothing raises; `max(values, default=0)` does not. A part may be any text or "
-        "number, and two sides must never share one: f'{side}_{phase}'. True counts as 1 in an "
-        "addition: 3 + (2 > 1) is 4.",
-    ),
-    asks=(
-        "fxlab.passes.partition.CapabilityBasedPartitioner",
-        "torch.fx.passes.infra.partitioner.CapabilityBasedPartitioner",
-    ),
-    parts=(
-        Part(
-            id="6.1",
-            name="my_partition",
-            points={
-                "one side a part": 1,
-                "no cycle": 3,
-                "as few parts as possible": 3,
-                "effects keep their order": 2,
-            },
-            entry=entry,
-            cases=cases,
-            hidden=hidden,
-            wrong={
-                "all_in_one": "a cycle: the part of",
-                "runs": "nodes may share a part without being neighbours in the list",
-                "neighbours": "neither can go first",
-                "first_input": "neither can go first",
-                "values_only": "must keep their order (order_constraints)",
-                "one_host": "neither can go first",
-                "one_number": "and the device does not support",
-            },
-            stub=STUB,
-        ),
-    ),
+HINTS = (
+    "Think of two trains that each wait for the other. The lecture's section 'What the device "
+    "does not support' gives every node a phase; nodes of one phase never wait for each "
+    "other's part.",
+    "Walk the nodes in order. A supported node begins with phase 0, any other with -1. Then "
+    "look at everything that must run before it: its phase is at least theirs, and one more "
+    "where it is supported and they are not. Take the largest. A part is then a side (device "
+    "or host) and a phase. What must run before a node: its inputs, and the nodes that "
+    "order_constraints pairs with it.",
+    "`max` over nothing raises; `max(values, default=0)` does not. A part may be any text or "
+    "number, and two sides must never share one: f'{side}_{phase}'. True counts as 1 in an "
+    "addition: 3 + (2 > 1) is 4.",
 )
+
+
+def make(form: Form) -> Exercise:
+    """Make one form of the exercise."""
+    stub = STUB
+    for old, new in form.words:
+        stub = stub.replace(old, new)
+    return Exercise(
+        id="6.1",
+        title="Partition by what a device supports, without a cycle",
+        level=4,
+        minutes=75,
+        idea="What a device supports goes to it in few pieces, and no piece waits for itself "
+        "(section 6.4).",
+        needs=("partition", "phase", "reader", "effect"),
+        teaches=("cycle of parts",),
+        hints=HINTS,
+        asks=(
+            "fxlab.passes.partition.CapabilityBasedPartitioner",
+            "torch.fx.passes.infra.partitioner.CapabilityBasedPartitioner",
+        ),
+        parts=(
+            Part(
+                id="6.1",
+                name="my_partition",
+                points={
+                    "one side a part": 1,
+                    "no cycle": 3,
+                    "as few parts as possible": 3,
+                    "effects keep their order": 2,
+                },
+                entry=entry,
+                cases=partial(cases, form),
+                hidden=partial(hidden, form),
+                wrong={
+                    "all_in_one": "a cycle: the part of",
+                    "runs": "nodes may share a part without being neighbours in the list",
+                    "neighbours": "neither can go first",
+                    "first_input": "neither can go first",
+                    "values_only": "must keep their order (order_constraints)",
+                    "one_host": "neither can go first",
+                    "one_number": "and the device does not support",
+                },
+                stub=stub,
+            ),
+        ),
+    )
+
+
+EXERCISE = make(FEWEST_PARTS)
+VARIANTS = {
+    "fewest": Variant(partial(make, FEWEST_PARTS)),
+    "connected": Variant(partial(make, CONNECTED), CONNECTED.words),
+}
