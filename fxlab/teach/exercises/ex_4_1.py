@@ -379,30 +379,22 @@ def make(fact: Fact) -> Exercise:
     )
 
 
-def _words(fact: Fact, tensor: str, of_leaf: str) -> tuple[tuple[str, str], ...]:
+def _words(fact: Fact, tensor: str) -> tuple[tuple[str, str], ...]:
     """Return what turns the master's cells, about shapes, into those of another fact."""
     return (
         ("MyShapes", fact.answer),
         ('meta["shape"]', f'meta["{fact.key}"]'),
-        ('meta.get("shape")', f'meta.get("{fact.key}")'),
-        ('meta.pop("shape", None)', f'meta.pop("{fact.key}", None)'),
         ("keep the shape of", f"keep the {fact.key} of"),
         ("keeps the shape of", f"keeps the {fact.key} of"),
         ("a tuple of sizes", fact.tensor),
         ("a tuple of numbers, such as `(2, 3)`", tensor),
         ("shapes", fact.said),
-        ("return tuple(leaf.shape)", f"return {of_leaf}"),
     )
 
 
 EXERCISE = make(SHAPE)
 VARIANTS = {
     "shape": Variant(partial(make, SHAPE)),
-    "bytes": Variant(
-        partial(make, BYTES),
-        _words(BYTES, "its number of bytes, such as `24`", "leaf.numel() * leaf.element_size()"),
-    ),
-    "rank": Variant(
-        partial(make, RANK), _words(RANK, "its number of dimensions, such as `2`", "leaf.dim()")
-    ),
+    "bytes": Variant(partial(make, BYTES), _words(BYTES, "its number of bytes, such as `24`")),
+    "rank": Variant(partial(make, RANK), _words(RANK, "its number of dimensions, such as `2`")),
 }
