@@ -104,12 +104,6 @@ def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[
     return tuple(frames[:limit])
 
 
-def generated_node(file: str, line: int) -> Any:
-    """Return the Node that a line of generated code stands for, or None."""
-    code = generated_code.get(file)
-    return None if code is None else code.node_at(line)
-
-
 def running_node() -> Any:
     """Return the Node whose line of generated code is running, or None."""
     frame = sys._getframe(1)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import builtins
 import copy as copying
+import functools
 import inspect
 import keyword
 import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,12 @@ _builtin = vars(builtins).get
 _snake = re.compile(r"(?<=[a-z])([A-Z])")
 _makers = type("_Makers", (threading.local,), {"name": None})()
 _EMPTY = inspect.Parameter.empty
-_short_names: dict[str, str] = {}
+
+
+@functools.lru_cache(10_000)
+def _short_name(name: str) -> str:
+    stem = name[2:-2] if name.startswith("__") and name.endswith("__") else name
+    return _snake.sub(r"_\1", stem).lower()
 
 
 @contextmanager
@@ -79,19 +85,15 @@ class _Namespace:
 
     __slots__ = ("_used_names", "_base_count", "_obj_to_name")
 
-    def __init__(self) -> None:
-        self._used_names: set[str] = set()
-        self._base_count: dict[str, int] = {}
+    def __init__(self, names: Iterable[str] = (), counts: Iterable[tuple[str, int]] = ()) -> None:
+        self._used_names, self._base_count = set(names), dict(counts)
         self._obj_to_name: dict[int, tuple[str, Any]] = {}  # the object lives as long as its id
 
     def create_name(self, candidate: str, obj: Any = None) -> str:
         """Return a free name like `candidate`; the same again for the same `obj`."""
         if id(obj) in self._obj_to_name:
             return self._obj_to_name[id(obj)][0]
-        plain = candidate.replace(".", "_")
-        if ".." not in candidate and plain.isidentifier() and plain.isascii():
-            candidate = plain
-        else:
+        if not (candidate.isidentifier() and candidate.isascii()):
             candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
             candidate = f"_{candidate}" if candidate[0].isdigit() else candidate
         base, _, digits = candidate.rpartition("_")
@@ -110,11 +112,9 @@ class _Namespace:
             self._obj_to_name[id(obj)] = candidate, obj
         return candidate
 
-    def copy(self) -> _Namespace:
-        """Return a namespace that knows the same names."""
-        new = _Namespace()
-        new._used_names, new._base_count = set(self._used_names), dict(self._base_count)
-        return new
+    def known(self) -> tuple[set[str], list[tuple[str, int]]]:
+        """Return what makes a namespace that knows the same names."""
+        return self._used_names, list(self._base_count.items())
 
 
 class _node_list:  # torch.fx's name
@@ -146,20 +146,11 @@ class _node_list:  # torch.fx's name
         return repr(list(self))
 
 
-class _InsertPoint:
-    """Where `create_node` puts new Nodes; leaving the `with` block puts the old place back."""
-
-    __slots__ = ("graph", "outer")
-
-    def __init__(self, graph: Graph, anchor: Node, after: bool) -> None:
-        self.graph, self.outer = graph, (graph._anchor, graph._after)
-        graph._anchor, graph._after = anchor, after
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc: Any) -> None:
-        self.graph._anchor, self.graph._after = self.outer
+def _until_left(undo: Callable[[], None]) -> ExitStack:
+    """Return a context that calls `undo` when its `with` block is left."""
+    context = ExitStack()
+    context.callback(undo)
+    return context
 
 
 class Graph:
@@ -190,7 +181,7 @@ class Graph:
         self.version = self._len = 0
         self._watched = self._compiled = self._numbered = False
         self._listeners: tuple[Listener, ...] = ()
-        self._owners: list[weakref.ref[Any]] = []
+        self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._root = Node(self, "", "root", "", (), {})
         self._anchor, self._after = self._root, False
         self._graph_namespace = _Namespace()
@@ -205,15 +196,13 @@ class Graph:
     # -- who uses and who watches this graph --------------------------------------------------
 
     def _attach(self, module: Any) -> None:
-        self._detach(module)
-        owners = self._owners
-        owners.append(weakref.ref(module, lambda ref: owners.remove(ref)))
+        self._owners.add(module)
         self.owning_module = module
 
     def _detach(self, module: Any) -> None:
-        self._owners[:] = [ref for ref in self._owners if ref() is not module]
+        self._owners.discard(module)
         if self.owning_module is module:
-            self.owning_module = self._owners[-1]() if self._owners else None
+            self.owning_module = next(iter(self._owners), None)
 
     def _mark_compiled(self) -> None:
         self._compiled = self._watched = True
@@ -240,9 +229,8 @@ class Graph:
         self.version += 1
         if self._compiled:
             self._compiled, self._watched = False, bool(self._listeners)
-            for owner in [ref() for ref in self._owners]:
-                if owner is not None:
-                    owner._code_is_stale()
+            for owner in list(self._owners):
+                owner._code_is_stale()
 
     # -- edit primitives ----------------------------------------------------------------------
 
@@ -267,15 +255,11 @@ class Graph:
         name = name if name is not None else self._target_to_str(target)
         name = self._graph_namespace.create_name(name)
         node = Node(self, name, op, target, args or (), kwargs or {}, type_expr)
-        anchor = self._anchor
-        if self._after:
-            while anchor._erased:
-                anchor = anchor._prev
-            prev, self._anchor = anchor, node
-        else:
-            while anchor._erased:
-                anchor = anchor._next
-            prev = anchor._prev
+        anchor, after = self._anchor, self._after
+        while anchor._erased:
+            anchor = anchor._prev if after else anchor._next
+        prev = anchor if after else anchor._prev
+        self._anchor = node if after else anchor
         self._link(node, prev)
         if _makers.name is not None:
             node.meta["made_by"] = _makers.name
@@ -431,20 +415,24 @@ class Graph:
             val_map[node] = self.node_copy(node, val_map.__getitem__)
         return None
 
-    def inserting_before(self, n: Node | None = None) -> _InsertPoint:
+    def inserting_before(self, n: Node | None = None) -> ExitStack:
         """Create Nodes before `n` (default: at the beginning) inside a `with` block."""
-        return _InsertPoint(self, self._own(n)._next if n is None else self._own(n), False)
+        return self._insert_at(self._root._next if n is None else n, False)
 
-    def inserting_after(self, n: Node | None = None) -> _InsertPoint:
+    def inserting_after(self, n: Node | None = None) -> ExitStack:
         """Create Nodes behind `n` (default: at the end), one behind the other."""
-        return _InsertPoint(self, self._root._prev if n is None else self._own(n), True)
+        return self._insert_at(self._root._prev if n is None else n, True)
 
-    def _own(self, n: Node | None) -> Node:
-        if n is None:
-            return self._root
-        if n.graph is not self:
-            raise RewriteError("the insertion point is a node of another graph", node=n)
-        return n
+    def _insert_at(self, anchor: Node, after: bool) -> ExitStack:
+        if anchor.graph is not self:
+            raise RewriteError("the insertion point is a node of another graph", node=anchor)
+        outer = self._anchor, self._after
+        self._anchor, self._after = anchor, after
+
+        def back() -> None:
+            self._anchor, self._after = outer
+
+        return _until_left(back)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -475,14 +463,7 @@ class Graph:
     @staticmethod
     def _target_to_str(target: Any) -> str:
         name = target if isinstance(target, str) else getattr(target, "__name__", None)
-        name = name or type(target).__name__
-        short = _short_names.get(name)
-        if short is None:
-            stem = name[2:-2] if name.startswith("__") and name.endswith("__") else name
-            short = _snake.sub(r"_\1", stem).lower()
-            if len(_short_names) < 10_000:
-                _short_names[name] = short
-        return short
+        return _short_name(name or type(target).__name__)
 
     def _warn_missing(self, path: str, what: str) -> None:
         module = self.owning_module
@@ -543,16 +524,12 @@ class Graph:
         codegen._body_transformer = new = make_transformer(old)
         self._touch()
 
-        @contextmanager
-        def registration() -> Iterator[None]:
-            try:
-                yield
-            finally:
-                codegen._body_transformer = old
-                if codegen._recompiled_with is not new:  # else the code stays, as in torch.fx
-                    self._touch()
+        def undo() -> None:
+            codegen._body_transformer = old
+            if codegen._recompiled_with is not new:  # else the code stays, as in torch.fx
+                self._touch()
 
-        return registration()
+        return _until_left(undo)
 
     def python_code(self, root_module: str, **options: Any) -> PythonCode:
         """Return this Graph as Python source, with the globals that the source needs.
@@ -568,35 +545,24 @@ class Graph:
         lines = [node.format_node(None, returns) or "" for node in self.nodes]
         return "\n    ".join([f"graph(){returns[0]}:", *lines])
 
-    def _copy_into(self, new: Graph) -> dict[Node, Node]:
-        """Fill an empty Graph with copies of all Nodes under the same names; the map old -> new."""
-        made: dict[Node, Node] = {}
-        for node in self.nodes:
-            args = map_arg(node._args, made.__getitem__)
-            kwargs = map_arg(node._kwargs, made.__getitem__) if node._kwargs else {}
-            copy = Node(new, node._name, node._op, node._target, args, kwargs, node._type)
-            copy.meta = dict(node.meta)
-            copy._repr_fn = node._repr_fn
-            copy.__dict__.update(node.__dict__)
-            add_ancestors(copy, [node])
-            made[node], prev = copy, new._root._prev
-            new._link(copy, prev)
-            if new._watched:
-                new._changed("create", copy, None, {"prev": prev})
-        new.version += 1
-        new._graph_namespace = self._graph_namespace.copy()
-        return made
-
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Graph:
         """Copy the Graph itself: names, order, types, meta (one level deep), code generator."""
         memo = {} if memo is None else memo
-        new = Graph(tracer_cls=self._tracer_cls, tracer_extras=self._tracer_extras)
-        memo[id(self)] = new
-        for old, node in self._copy_into(new).items():
-            memo[id(old)] = node
+        new = memo[id(self)] = Graph(tracer_cls=self._tracer_cls, tracer_extras=self._tracer_extras)
+        made: dict[Node, Node] = {}
+        for node in self.nodes:
+            args, kwargs = (map_arg(a, made.__getitem__) for a in (node._args, node._kwargs))
+            copy = Node(new, node._name, node._op, node._target, args, kwargs, node._type)
+            copy.meta, copy._repr_fn = dict(node.meta), node._repr_fn
+            copy.__dict__.update(node.__dict__)
+            add_ancestors(copy, [node])
+            made[node] = memo[id(node)] = copy
+            new._link(copy, new._root._prev)
+            if new._watched:
+                new._changed("create", copy, None, {"prev": copy._prev})
+        new._graph_namespace = _Namespace(*self._graph_namespace.known())
         new._codegen = copying.deepcopy(self._codegen, memo)
-        new._constants = dict(self._constants)
-        new._trace_warnings = list(self._trace_warnings)
+        new._constants, new._trace_warnings = dict(self._constants), list(self._trace_warnings)
         return new
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -12,8 +12,8 @@ import copy
 import functools
 import inspect
 import itertools
-import linecache
 import threading
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -296,14 +296,8 @@ class GraphModule(nn.Module):
 
     # -- copies ---------------------------------------------------------------------------------
 
-    def _blank(self) -> GraphModule:
-        """Return an instance without state, of a class of its own under the same name."""
-        new = type(self).__new__(type(self))
-        type(new).__qualname__ = type(self).__qualname__
-        return new
-
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
-        new = memo[id(self)] = self._blank()
+        new = memo[id(self)] = type(self).__new__(type(self))
         for name, value in self.__dict__.items():
             if name not in ("_graph", "_original"):
                 new.__dict__[name] = copy.deepcopy(value, memo)
@@ -315,7 +309,7 @@ class GraphModule(nn.Module):
 
     def __copy__(self) -> GraphModule:
         """Return a GraphModule that shares the Graph, the tensors and the modules that it calls."""
-        new = self._blank()
+        new = type(self).__new__(type(self))
         for name, value in self.__dict__.items():
             new.__dict__[name] = value.copy() if type(value) in (dict, set) else value
         new._modules.clear()
@@ -340,11 +334,13 @@ class GraphModule(nn.Module):
         kind, attributes = self._original
         kind = None if why_not(kind) else kind
         fields["_original"] = kind, {k: v for k, v in attributes.items() if not why_not(v)}
-        return _blank_module, (type(self).__mro__[1], type(self).__name__), fields
+        base = type(self).__mro__[1]
+        return base.__new__, (base,), (type(self).__name__, fields)
 
-    def __setstate__(self, fields: dict[str, Any]) -> None:
-        graph = fields.pop("_graph")
-        super().__setstate__(fields)
+    def __setstate__(self, named: tuple[str, dict[str, Any]]) -> None:
+        type(self).__name__ = type(self).__qualname__ = named[0]
+        graph = named[1].pop("_graph")
+        super().__setstate__(named[1])
         self.graph = graph
 
     def __str__(self) -> str:
@@ -356,6 +352,10 @@ class GraphModule(nn.Module):
         if kind in ("create", "erase"):
             for hook in list(self.__dict__[f"_{kind}_node_hooks"]):
                 hook(node)
+
+    def _change_hooks(self, hooks: str, change: str, f: Callable[..., Any]) -> None:
+        getattr(self.__dict__[hooks], change)(f)
+        self.graph = self._graph  # which is listened to if there is a hook for that
 
     @contextmanager
     def _set_replace_hook(self, f: Callable[..., Any]) -> Iterator[None]:
@@ -382,10 +382,9 @@ for _name in ("__setattr__", "__delattr__", "add_module", "register_buffer", "re
               "set_submodule"):  # fmt: skip
     setattr(GraphModule, _name, _as_one_edit(_name))
 for _list, _name in _HOOKS.items():
-    setattr(GraphModule, f"_register_{_name}_hook", lambda self, f, _list=_list: (
-        self.__dict__[_list].append(f), setattr(self, "graph", self._graph)))  # fmt: skip
-    setattr(GraphModule, f"_unregister_{_name}_hook", lambda self, f, _list=_list: (
-        self.__dict__[_list].remove(f)))  # fmt: skip
+    for _verb, _change in (("register", "append"), ("unregister", "remove")):
+        _method = functools.partialmethod(GraphModule._change_hooks, _list, _change)
+        setattr(GraphModule, f"_{_verb}_{_name}_hook", _method)
 
 
 def _prefixes(path: str) -> set[str]:
@@ -411,18 +410,8 @@ def _run_source(code: PythonCode, function_name: str) -> Any:
 
 def _explain(error: BaseException) -> None:
     """Add to an error from generated code the line that failed and whose source it stands for."""
-    trace, place = error.__traceback__, None
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if file in errors.generated_code:
-            place = file, trace.tb_lineno
-        trace = trace.tb_next
-    if place is not None:
-        errors.add_run_note(error, errors.generated_node(*place), linecache.getline(*place))
-
-
-def _blank_module(cls: type[GraphModule], name: str) -> GraphModule:
-    """Make an instance for a pickled state."""
-    module = cls.__new__(cls)
-    type(module).__name__ = type(module).__qualname__ = name
-    return module
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        code = errors.generated_code.get(frame.f_code.co_filename)
+        if code is not None:
+            errors.add_run_note(error, code.node_at(line), code.src.splitlines()[line - 1])
+            return

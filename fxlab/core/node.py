@@ -235,31 +235,43 @@ class Node:
         self._op, self._target = op, target
         self.users, self.meta, self._erased, self._repr_fn = {}, {}, False, None
         self._prev = self._next = self
-        inputs: dict[Node, None] = {}
-        self._args = _freeze(args, inputs)
-        self._kwargs = _freeze(kwargs, inputs) if kwargs else _NO_KWARGS
-        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
-        for node in inputs:
-            node.users[self] = None
+        self._input_nodes = ()
+        self._set_args(args, kwargs)
 
     # -- the edit primitives of a single Node ------------------------------------------------
 
     def _set_args(self, args: Any, kwargs: Any) -> None:
         """Give new arguments and keep the users of old and new inputs right; no event."""
-        old = self._input_nodes
         inputs: dict[Node, None] = {}
         self._args = _freeze(tuple(args), inputs)
         self._kwargs = _freeze(kwargs, inputs) if kwargs else _NO_KWARGS
-        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
-        for node in old:
+        for node in self._input_nodes:
             if node not in inputs:
                 node.users.pop(self, None)
         for node in inputs:
             node.users[self] = None
+        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
 
-    def _edit_args(self, args: Any, kwargs: Any) -> None:
+    def _swap(self, old: Node, new: Node) -> None:
+        """Read `new` wherever this Node reads `old`; no event."""
+        inputs = dict.fromkeys([new if n is old else n for n in self._input_nodes])
+        if old is new or old not in self._input_nodes:
+            return
+
+        def swapped(a: Any) -> Any:
+            return new if a is old else a
+
+        args = [swapped(a) if type(a) in _LEAVES else _map(a, swapped) for a in self._args]
+        self._args = tuple(args)
+        self._kwargs = _map(self._kwargs, swapped) if self._kwargs else self._kwargs
+        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
+        old.users.pop(self, None)
+        new.users[self] = None
+
+    def _edit_args(self, args: Any, kwargs: Any, change: Callable[..., None] | None = None) -> None:
+        """Do `_set_args`, or another change of the arguments, as one edit."""
         graph, before = self.graph, {"args": self._args, "kwargs": self._kwargs}
-        self._set_args(args, kwargs)
+        (change or self._set_args)(args, kwargs)
         graph.version += 1
         if graph._watched:
             after = {"args": self._args, "kwargs": self._kwargs}
@@ -353,16 +365,7 @@ class Node:
     def replace_input_with(self, old_input: Node, new_input: Node) -> None:
         """Read `new_input` wherever this Node reads `old_input`."""
         old_input._tell_hooks(new_input._name, self)
-        self._edit_args(*self._swapped(old_input, new_input))
-
-    def _swapped(self, old: Node, new: Argument) -> tuple[Any, Any]:
-        """Return args and kwargs with `new` in the place of `old`."""
-        if old not in self._input_nodes:
-            return self._args, self._kwargs
-        args = [new if a is old else a if type(a) in _LEAVES else
-                _map(a, lambda leaf: new if leaf is old else leaf) for a in self._args]  # fmt: skip
-        kwargs = self._kwargs
-        return args, _map(kwargs, lambda leaf: new if leaf is old else leaf) if kwargs else kwargs
+        self._edit_args(old_input, new_input, self._swap)
 
     def replace_all_uses_with(
         self, replace_with: Node, delete_user_cb: Callable[[Node], bool] | None = None, *,
@@ -389,7 +392,7 @@ class Node:
             if delete_user_cb is None or delete_user_cb(user):
                 self._tell_hooks(replace_with._name, user)
                 before.append((user, user._args, user._kwargs))
-                user._set_args(*user._swapped(self, replace_with))
+                user._swap(self, replace_with)
         if replace_with is not self:
             add_ancestors(replace_with, [self])
         changed = [user for user, _, _ in before]
@@ -548,11 +551,7 @@ def target_text(target: Any) -> str:
     """Return a target as every text of the kit shows it."""
     if isinstance(target, str):
         return target
-    if type(target) is types.BuiltinFunctionType and (
-        target.__self__ is None or type(target.__self__) is types.ModuleType
-    ):
-        return _builtin_text(target)  # these live for ever, so their texts may as well
-    return _text_of(target)
+    return (_builtin_text if type(target) is types.BuiltinFunctionType else _text_of)(target)
 
 
 def _text_of(target: Any) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from .codegen import CodeGen
 from .errors import CodegenError
-from .graph import Graph
+from .graph import Graph, _Namespace
 from .node import Node, _map, qualified_name
 
 VERSION = 1
@@ -74,8 +75,8 @@ def why_not(value: Any) -> str:
     return ""
 
 
-def _encode(value: Any, index: dict[Node, int], node: Node, what: str) -> Any:
-    """Return `value` with Nodes and callables replaced by their stand-ins."""
+def _encode(node: Node, index: dict[Node, int]) -> Any:
+    """Return what a Node holds, with Nodes and callables replaced by their stand-ins."""
 
     def leaf(a: Any) -> Any:
         if isinstance(a, Node):
@@ -85,12 +86,13 @@ def _encode(value: Any, index: dict[Node, int], node: Node, what: str) -> Any:
         name = _named(a) if callable(a) else None
         problem = why_not(a) if name is None else ""
         if problem:
+            what = "the target" if a is node._target else "an argument or annotation"
             raise CodegenError(
                 f"{what} of {node._name} is a {type(a).__name__}, {a!r:.80}: {problem}", node=node,
                 hint="use a function or class that a module defines by name")  # fmt: skip
         return a if name is None else name
 
-    return leaf(value) if callable(value) else _map(value, leaf)
+    return _map((node._target, node._args, node._kwargs, node._type), leaf)
 
 
 def _decode(value: Any, nodes: list[Node]) -> Any:
@@ -106,9 +108,9 @@ def _meta_state(node: Node, lost: dict[str, int]) -> dict[str, Any]:
     """Return the meta that can be pickled; count what cannot."""
     kept: dict[str, Any] = {}
     for key, value in node.meta.items():
-        if key == "nn_module_stack":
-            kept[key] = {k: (p, _named(t) or qualified_name(t) if isinstance(t, type) else t)
-                         for k, (p, t) in value.items()}  # fmt: skip
+        if key == "nn_module_stack":  # a class that no name leads to is kept as text
+            kept[key] = {k: (path, kind if _named(kind) else qualified_name(kind))
+                         for k, (path, kind) in value.items()}  # fmt: skip
         elif key in ("source", "from", "made_by", "is_wrapped") or not why_not(value):
             kept[key] = value
         else:
@@ -122,24 +124,16 @@ def graph_to_state(graph: Graph) -> dict[str, Any]:
     Raises:
         CodegenError: naming the Node whose target or argument cannot be pickled.
     """
-    nodes = list(graph.nodes)
-    index, rows = {node: i for i, node in enumerate(nodes)}, []
+    index = {node: i for i, node in enumerate(graph.nodes)}
     lost: dict[str, int] = {}
-    for node in nodes:
-        parts = [
-            _encode(value, index, node, what) for what, value in (
-                ("the target", node._target), ("an argument", node._args),
-                ("a keyword argument", node._kwargs), ("the annotation", node._type))]  # fmt: skip
-        rows.append((node._name, node._op, *parts, _meta_state(node, lost), vars(node).copy()))
+    rows = [(n._name, n._op, _encode(n, index), _meta_state(n, lost), dict(vars(n))) for n in index]
     if lost:
         text = ", ".join(f"meta[{key!r}] of {count} nodes" for key, count in lost.items())
         warnings.warn(f"left out of the pickle, since it cannot be pickled: {text}", stacklevel=3)
-    codegen, space = graph._codegen, graph._graph_namespace
     return {
         "version": VERSION, "nodes": rows, "tracer": _named(graph._tracer_cls),
-        "codegen": codegen if type(codegen).__name__ != "CodeGen" else None,
-        "constants": graph._constants,
-        "names": (space._used_names, space._base_count),
+        "codegen": graph._codegen if type(graph._codegen) is not CodeGen else None,
+        "constants": graph._constants, "names": graph._graph_namespace.known(),
     }  # fmt: skip
 
 
@@ -155,18 +149,13 @@ def graph_from_state(state: dict[str, Any]) -> Graph:
             f"{VERSION}", hint="make it again, or use the fxlab that made it")  # fmt: skip
     graph = Graph(tracer_cls=_decode(state["tracer"], []))
     nodes: list[Node] = []
-    for name, op, target, args, kwargs, kind, meta, fields in state["nodes"]:
-        target, args, kwargs, kind = (_decode(a, nodes) for a in (target, args, kwargs, kind))
-        node = Node(graph, name, op, target, args, kwargs, kind)
-        stack = meta.get("nn_module_stack", {})
-        for key, (path, module) in stack.items():
-            stack[key] = path, _decode(module, [])
-        node.meta = meta
+    for name, op, held, node_meta, fields in state["nodes"]:
+        node = Node(graph, name, op, *_decode(held, nodes))
+        node.meta = node_meta
         node.__dict__.update(fields)
         graph._link(node, graph._root._prev)
         nodes.append(node)
     graph._codegen = state["codegen"] or graph._codegen
     graph._constants = state["constants"]
-    space = graph._graph_namespace
-    space._used_names, space._base_count = state["names"]
+    graph._graph_namespace = _Namespace(*state["names"])
     return graph
