@@ -48,7 +48,7 @@ from fxlab.explorer.state import State, look_at, module_names, set_state
 GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
 MACHINERY = (contextlib.__file__, torch_module.__file__)
 _makers = core_graph._makers
-COPY_CODE = Graph._copy_into.__code__
+COPY_CODE = Graph.__deepcopy__.__code__
 AS_PASS = str(Path(core_graph.__file__).parents[1] / "passes" / "base.py")
 
 
