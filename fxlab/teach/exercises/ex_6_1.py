@@ -58,7 +58,7 @@ CONNECTED = Form(
         (
             "for a node that waits for the part. The device gets as few parts as possible.",
             "for a node that waits for the part. Nodes of the device that have the same phase\n"
-            "    share a part if they are connected: a path of values (or of pairs that keep their\n"
+            "    share a part if they are connected: a path of values (or pairs that keep their\n"
             "    order), in whatever direction, leads from one to the other inside the part.",
         ),
         (
