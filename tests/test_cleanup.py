@@ -276,3 +276,26 @@ def test_clean_ups_are_linear(pass_):
     small = min(seconds(1000) for _ in range(3))
     large = min(seconds(8000) for _ in range(3))
     assert large < 8 * 3 * small  # quadratic would be 64 times
+
+
+def test_cse_is_linear_where_one_node_reads_thousands_of_equal_ones():
+    def edits(n):
+        graph = fxlab.Graph()
+        x = graph.placeholder("x")
+        many = [graph.call_function(torch.relu, (x,)) for _ in range(n)]
+        graph.output(graph.call_function(torch.cat, (many,)))
+        gm = fxlab.GraphModule(torch.nn.Module(), graph)
+        count = [0]
+
+        def hear(kind, *rest):
+            count[0] += kind == "args"
+
+        gm.graph.add_listener(hear)
+        cse(gm)
+        gm.graph.lint()
+        assert [node.name for node in gm.graph.nodes] == ["x", "relu", "cat", "output"]
+        assert torch.equal(gm(torch.ones(1)), torch.ones(n))
+        assert gm.graph.find_nodes(op="call_function", target=torch.relu)[0].meta["from"]
+        return count[0]
+
+    assert edits(2000) == edits(200)

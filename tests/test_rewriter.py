@@ -711,3 +711,47 @@ def test_patterns_with_several_results_are_found_in_linear_time() -> None:
 
     small = min(once(250) for _ in range(4))
     assert min(once(2000) for _ in range(3)) < 16 * small
+
+
+def test_a_replacement_that_hands_on_an_input_is_refused_where_the_graph_writes():
+    def clone(v):
+        return v.clone()
+
+    def itself(v):
+        return v
+
+    def writes_later(x):
+        y = x.clone()
+        y.add_(1)
+        return x, y
+
+    def writes_the_input(x):
+        h = torch.relu(x)
+        y = h.clone().clone()  # one of the two is enough
+        h.mul_(2)
+        return h, y
+
+    def only_reads(x):
+        return x.clone() + 1
+
+    x = torch.tensor([1.0, -2.0])
+    for program, matches in ((writes_later, 0), (writes_the_input, 1), (only_reads, 1)):
+        gm = fxlab.symbolic_trace(program)
+        assert len(fxlab.replace_pattern(gm, clone, itself)) == matches
+        assert repr(gm(x.clone())) == repr(program(x.clone()))
+        told = str(gm.meta["reports"]["replace_pattern"])
+        assert ("would be one piece of memory" in told) == (program is not only_reads)
+
+
+def test_a_replacement_that_makes_a_view_where_the_pattern_made_a_copy_is_refused_too():
+    def program(x):
+        y = (x + 0).view(-1)
+        y.add_(1)
+        return x, y
+
+    gm = fxlab.symbolic_trace(program)
+    found = fxlab.replace_pattern(gm, lambda v: (v + 0).view(-1), lambda v: v.view(-1))
+    x = torch.ones(2, 2)
+    assert found == [] and torch.equal(gm(x)[0], torch.ones(2, 2))
+    gm = fxlab.symbolic_trace(program)  # a view for a view changes nothing
+    assert len(fxlab.replace_pattern(gm, lambda v: v.view(-1), lambda v: v.reshape(-1))) == 1

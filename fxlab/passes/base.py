@@ -313,10 +313,10 @@ def regions(gm: GraphModule) -> dict[Node, int]:
 def kind(node: Node, gm: nn.Module) -> str:
     """Return what ``node`` runs, in a word: a module's class, a function's or method's name."""
     if node.op == "call_module":
-        return type(gm.get_submodule(node.target)).__name__
+        return type(gm.get_submodule(str(node.target))).__name__
     if node.op == "call_function":
         return getattr(node.target, "__name__", str(node.target))
-    return node.target if node.op == "call_method" else node.op
+    return str(node.target) if node.op == "call_method" else node.op
 
 
 def copy_without_weights(module: nn.Module) -> Any:

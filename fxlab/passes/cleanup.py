@@ -25,6 +25,7 @@ __all__ = ["const_fold", "cse", "dce"]
 
 # Memory as it was found: no two calls promise the same numbers.
 _UNINITIALIZED = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
+_FEW = 16
 _LITERALS = (bool, int, float, str, torch.dtype, torch.device, torch.Size)
 
 
@@ -76,7 +77,11 @@ def cse(gm: GraphModule) -> GraphModule:
     seen: dict[Any, Node] = {}
     changed, kept = [], []
     effects_before = 0
+    same: dict[Node, Node] = {}  # repeated nodes that a node of many inputs still reads
     for node in list(gm.graph.nodes):
+        if same and any(i in same for i in node.all_input_nodes):
+            args, kwargs = node.args, node.kwargs
+            node.args, node.kwargs = (map_arg(a, lambda n: same.get(n, n)) for a in (args, kwargs))
         if node.op in ("placeholder", "output"):
             continue
         reason = effect(node, gm)
@@ -91,9 +96,15 @@ def cse(gm: GraphModule) -> GraphModule:
         if reason:
             kept.append(f"{node.name} kept beside {first.name}: {reason}")
             continue
-        node.replace_all_uses_with(first)
-        gm.graph.erase_node(node)
+        # Each rerouting writes a reader's arguments anew: those of a reader with many, only once.
+        node.replace_all_uses_with(first, lambda user: len(user._input_nodes) <= _FEW)
         changed.append(f"{node.name} was {first.name} again")
+        if node.users:
+            same[node] = first
+        else:
+            gm.graph.erase_node(node)
+    for node in reversed(same):
+        gm.graph.erase_node(node)
     return _finish(gm, "cse", changed, kept)
 
 

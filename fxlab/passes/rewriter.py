@@ -19,8 +19,9 @@ import torch
 from fxlab.core.errors import RewriteError
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.node import Node, add_ancestors, map_aggregate, map_arg
+from fxlab.core.node import Node, add_ancestors, leaves, map_aggregate, map_arg
 from fxlab.core.tracer import symbolic_trace
+from fxlab.passes.alias import Memory, makes_new_value
 from fxlab.passes.base import report
 from fxlab.passes.matcher import EDGES, InternalMatch, SubgraphMatcher, late_readers
 from fxlab.passes.normalize import find
@@ -74,6 +75,9 @@ def replace_pattern(
             parameters stand for anything.
         replacement: what to put there, with as many parameters and results as the pattern.
         normalize: match by meaning, not by spelling; see `SubgraphMatcher`.
+
+    A match stays as it is, and the report says so, if the replacement hands on memory of an input
+    where the pattern makes a new value (`x` for `x.clone()`) and the graph writes into either.
 
     Returns:
         The matches in graph order; of overlapping ones the first. An empty list means that nothing
@@ -147,17 +151,27 @@ def replace_pattern_with_filters(
     plan: Any = None
     if replacement is not None and matches:
         graph, module = _graph_of(replacement)
-        plan = _Plan(graph, matcher)
+        plan = _Plan(graph, matcher, module if isinstance(module, torch.nn.Module) else gm)
         if isinstance(replacement, torch.nn.Module):
             gm.delete_all_unused_submodules()
         if module is not None:
             plan.adopt_state(gm, module, isinstance(replacement, torch.nn.Module))
+    memory: Memory | None = None
     now: dict[Node, Any] = {}
     done: list[ReplacedPatterns] = []
     kept: list[str] = []
     for match in matches:
         if replacement_callback is not None:
-            plan = _Plan(replacement_callback(match, gm.graph, pattern_graph), matcher)
+            plan = _Plan(replacement_callback(match, gm.graph, pattern_graph), matcher, gm)
+        if plan.shared:
+            memory = memory or Memory(gm)
+            written = _written_when_shared(match, plan, memory, now, gm)
+            if written is not None:
+                kept.append(
+                    f"{written.name} kept: the graph writes into it or into its input, which "
+                    "would be one piece of memory"
+                )
+                continue
         added = _replace(gm.graph, match, matcher, plan, now)
         if added is not None:
             done.append(ReplacedPatterns(match.anchors[0], match.nodes_map, added))
@@ -201,7 +215,7 @@ def _check_reached(matcher: SubgraphMatcher) -> None:
 class _Plan:
     """A replacement graph, read once: its parameters, operations, results and paths of state."""
 
-    def __init__(self, graph: Graph, matcher: SubgraphMatcher) -> None:
+    def __init__(self, graph: Graph, matcher: SubgraphMatcher, owner: Any) -> None:
         nodes = list(graph.nodes)
         self.parameters = [n for n in nodes if n.op == "placeholder"]
         self.operations = [n for n in nodes if n.op not in EDGES]
@@ -213,6 +227,9 @@ class _Plan:
             )
         self.results = _results(graph, matcher)
         self.paths: dict[str, str] = {}
+        parameters = {*self.parameters}
+        nodes = [r for r in self.results if isinstance(r, Node)]
+        self.shared = {r for r in nodes if _shares(r, parameters, owner)}
 
     def adopt_state(self, gm: GraphModule, module: torch.nn.Module, keep_names: bool) -> None:
         """Copy the state that the operations use from `module` into `gm`.
@@ -249,6 +266,34 @@ class _Plan:
                 )
                 home.register_buffer(name, value) if buffer else setattr(home, name, value)
             self.paths[path] = new
+
+
+def _shares(result: Node, inputs: set[Node], owner: Any) -> set[Node]:
+    """Return those of `inputs` with which a value may share memory."""
+    found, todo, seen = set[Node](), [result], set[Node]()
+    while todo:
+        node = todo.pop()
+        if node in inputs:
+            found.add(node)
+            continue
+        missing = node.op == "call_module" and find(owner, str(node.target)) is None
+        if node not in seen and not missing and not makes_new_value(node, owner):
+            seen.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
+def _written_when_shared(
+    match: InternalMatch, plan: _Plan, memory: Memory, now: dict[Node, Any], gm: GraphModule
+) -> Node | None:
+    """Return a result of a match that must keep memory of its own, since somebody writes."""
+    inputs = {n for n in leaves(match.placeholder_nodes) if isinstance(n, Node)}
+    for old, result in zip(match.returning_nodes, plan.results, strict=True):
+        if isinstance(result, Node) and result in plan.shared and not _shares(old, inputs, gm):
+            parts = [old, *(_latest(n, now) for n in inputs)]
+            if any(part in memory.written for part in parts):
+                return old
+    return None
 
 
 def _replace(
