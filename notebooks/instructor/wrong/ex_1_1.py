@@ -24,6 +24,7 @@ def _finish(graph, h, relu="method", keyword=True):
 
 
 def wrong_method_as_function():
+    """Take a method for the function of the same name."""
     graph, linear = _start()
     h = graph.call_function(torch.sub, (linear, graph.get_attr("bias")), {"alpha": 2})
     top, score = _finish(graph, h, relu="function")
@@ -32,6 +33,7 @@ def wrong_method_as_function():
 
 
 def wrong_positional_dim():
+    """Write a keyword argument as a positional one."""
     graph, linear = _start()
     h = graph.call_function(torch.sub, (linear, graph.get_attr("bias")), {"alpha": 2})
     top, score = _finish(graph, h, keyword=False)
@@ -40,6 +42,7 @@ def wrong_positional_dim():
 
 
 def wrong_lost_alpha():
+    """Forget a keyword argument."""
     graph, linear = _start()
     h = graph.call_function(torch.sub, (linear, graph.get_attr("bias")))
     top, score = _finish(graph, h)
@@ -48,6 +51,7 @@ def wrong_lost_alpha():
 
 
 def wrong_dict_as_node():
+    """Make a node of the dict that is returned."""
     graph, linear = _start()
     h = graph.call_function(torch.sub, (linear, graph.get_attr("bias")), {"alpha": 2})
     top, score = _finish(graph, h)
@@ -56,6 +60,7 @@ def wrong_dict_as_node():
 
 
 def wrong_bias_as_input():
+    """Take a parameter of the module for a parameter of forward."""
     graph = fxlab.Graph()
     x = graph.placeholder("x")
     bias = graph.placeholder("bias")
@@ -67,6 +72,7 @@ def wrong_bias_as_input():
 
 
 def wrong_counted_twice():
+    """Compute a value again where it is read again."""
     graph, linear = _start()
     h = graph.call_function(torch.sub, (linear, graph.get_attr("bias")), {"alpha": 2})
     _, score = _finish(graph, h)
@@ -76,4 +82,5 @@ def wrong_counted_twice():
 
 
 def wrong_delegation():
+    """Call the tracer."""
     return fxlab.symbolic_trace(Score()).graph

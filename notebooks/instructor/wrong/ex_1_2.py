@@ -14,11 +14,15 @@ def _names(group, m, path):
 
 
 class wrong_forgets_the_others(_Named):
+    """Answer no for whatever is not named."""
+
     def is_leaf_module(self, m, module_qualified_name):
         return _names(self.stop, m, module_qualified_name)
 
 
 class wrong_part_of_a_path(_Named):
+    """Look for the name anywhere in the path."""
+
     def is_leaf_module(self, m, module_qualified_name):
         for name in self.stop:
             if isinstance(name, str) and name in module_qualified_name:
@@ -31,6 +35,8 @@ class wrong_part_of_a_path(_Named):
 
 
 class wrong_exact_class(_Named):
+    """Compare classes and forget subclasses."""
+
     def is_leaf_module(self, m, module_qualified_name):
         if module_qualified_name in self.stop or type(m) in self.stop:
             return True
@@ -40,6 +46,8 @@ class wrong_exact_class(_Named):
 
 
 class wrong_super_first(_Named):
+    """Ask the default first."""
+
     def is_leaf_module(self, m, module_qualified_name):
         if super().is_leaf_module(m, module_qualified_name):
             return True
@@ -47,6 +55,8 @@ class wrong_super_first(_Named):
 
 
 class wrong_paths_only(_Named):
+    """Forget that classes may be named."""
+
     def is_leaf_module(self, m, module_qualified_name):
         if module_qualified_name in self.stop:
             return True
@@ -56,6 +66,8 @@ class wrong_paths_only(_Named):
 
 
 class wrong_through_wins(_Named):
+    """Look at `through` first."""
+
     def is_leaf_module(self, m, module_qualified_name):
         if _names(self.through, m, module_qualified_name):
             return False
@@ -65,5 +77,7 @@ class wrong_through_wins(_Named):
 
 
 class wrong_delegation(_Named):
+    """Let symbolic_trace do it."""
+
     def trace(self, root, concrete_args=None):
         return fxlab.symbolic_trace(root, concrete_args).graph

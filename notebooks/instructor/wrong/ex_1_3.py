@@ -21,12 +21,14 @@ def _right(name):
 
 
 def wrong_one_side(name):
+    """Take one side of a branch."""
     if name == "gate":
         return "branch", fxlab.symbolic_trace(lambda x: torch.sigmoid(x))
     return _right(name)
 
 
 def wrong_all_wrapped(name):
+    """Wrap whatever does not trace."""
     programs = {
         "gate": lambda x: gate(x),
         "settle": lambda x: settle(x),
@@ -40,6 +42,8 @@ def wrong_all_wrapped(name):
 
 
 def wrong_unrolled(name):
+    """Unroll a loop as often as seems enough."""
+
     def three_times(x):
         for _ in range(3):
             x = torch.where(x.abs().max() > 1, x / 2, x)
@@ -49,17 +53,20 @@ def wrong_unrolled(name):
 
 
 def wrong_one_batch(name):
+    """Write down the sizes of the example."""
     if name == "rows":
         return "unpack", fxlab.symbolic_trace(lambda x: x.reshape(2, -1))
     return _right(name)
 
 
 def wrong_wrong_word(name):
+    """Take a count for a branch."""
     why, gm = _right(name)
     return "branch" if name == "steps" else why, gm
 
 
 def wrong_baked_number(name):
+    """Bake the number of one input."""
     if name == "spread":
         mean = float(torch.randn(2, 3).mean())
         return "number", fxlab.symbolic_trace(lambda x: x - mean)
@@ -67,6 +74,7 @@ def wrong_baked_number(name):
 
 
 def wrong_delegation(name):
+    """Let TorchScript do it."""
     if name == "settle":
         whole = torch.jit.script(settle)
         return "branch", fxlab.symbolic_trace(lambda x: whole(x))

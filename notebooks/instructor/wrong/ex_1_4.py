@@ -1,5 +1,6 @@
 """Plausible wrong answers to 1.4."""
 
+import functools
 import operator
 
 import torch
@@ -25,31 +26,34 @@ class _Operators:
         return lambda *args, **kwargs: self._make("call_method", name, (self, *args), kwargs)
 
 
+def _apply(self, function, *others):
+    return self._make("call_function", function, (self, *others))
+
+
+def _turned(self, function, order, other):
+    return self._make("call_function", function, (self, other)[::order])
+
+
 def _fill(cls, turned=True, order=-1):
     for name in "add sub mul truediv matmul neg getitem gt".split():
-
-        def operation(self, *others, _function=getattr(operator, name)):
-            return self._make("call_function", _function, (self, *others))
-
-        setattr(cls, f"__{name}__", operation)
+        setattr(cls, f"__{name}__", functools.partialmethod(_apply, getattr(operator, name)))
         if turned and name not in ("neg", "getitem", "gt"):
-
-            def reflected(self, other, _function=getattr(operator, name)):
-                return self._make("call_function", _function, (self, other)[::order])
-
+            reflected = functools.partialmethod(_turned, getattr(operator, name), order)
             setattr(cls, f"__r{name}__", reflected)
     return cls
 
 
 class wrong_a_not_turned(_Operators):
-    pass
+    """Forget that the operands of a turned operator change places."""
 
 
 class wrong_a_no_turned(_Operators):
-    pass
+    """Forget turned operators."""
 
 
 class wrong_a_methods_as_functions(_Operators):
+    """Record a method as the function of the same name."""
+
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -58,6 +62,8 @@ class wrong_a_methods_as_functions(_Operators):
 
 
 class wrong_a_lost_kwargs(_Operators):
+    """Forget keyword arguments of methods."""
+
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -65,6 +71,8 @@ class wrong_a_lost_kwargs(_Operators):
 
 
 class wrong_a_returns_node(_Operators):
+    """Return the node instead of its Proxy."""
+
     def _make(self, op, target, args, kwargs=None):
         return super()._make(op, target, args, kwargs).node
 
@@ -77,6 +85,7 @@ _fill(wrong_a_returns_node)
 
 
 def wrong_a_delegation(node):
+    """Hand out the kit's own."""
     return fxlab.Proxy(node)
 
 
@@ -86,6 +95,8 @@ class _Function:
 
 
 class wrong_b_no_kwargs(_Function):
+    """Forget keyword arguments."""
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         graph = next(a.node.graph for a in (*args, *(kwargs or {}).values()) if hasattr(a, "node"))
@@ -93,6 +104,8 @@ class wrong_b_no_kwargs(_Function):
 
 
 class wrong_b_kwargs_required(_Function):
+    """Take it that kwargs are always given."""
+
     @classmethod
     def __torch_function__(cls, func, types, args, kwargs):
         values = (*args, *kwargs.values())
@@ -102,6 +115,8 @@ class wrong_b_kwargs_required(_Function):
 
 
 class wrong_b_first_argument(_Function):
+    """Take it that the first argument is always a Proxy."""
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         graph = args[0].node.graph
@@ -110,6 +125,8 @@ class wrong_b_first_argument(_Function):
 
 
 class wrong_b_by_name(_Function):
+    """Record a function as a method of the same name."""
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         named = {name: getattr(a, "node", a) for name, a in (kwargs or {}).items()}
@@ -119,10 +136,12 @@ class wrong_b_by_name(_Function):
 
 
 def wrong_b_delegation(node):
+    """Hand out the kit's own."""
     return fxlab.Proxy(node)
 
 
 def wrong_c_one_level(value):
+    """Look one level deep."""
     if isinstance(value, fxlab.Proxy):
         return value.node
     if isinstance(value, tuple | list):
@@ -133,6 +152,7 @@ def wrong_c_one_level(value):
 
 
 def wrong_c_tuples_to_lists(value):
+    """Make a list of each tuple."""
     if isinstance(value, fxlab.Proxy):
         return value.node
     if isinstance(value, tuple | list):
@@ -143,6 +163,7 @@ def wrong_c_tuples_to_lists(value):
 
 
 def wrong_c_no_slices(value):
+    """Forget slices."""
     if isinstance(value, fxlab.Proxy):
         return value.node
     if isinstance(value, tuple | list):
@@ -153,6 +174,7 @@ def wrong_c_no_slices(value):
 
 
 def wrong_c_no_dicts(value):
+    """Forget dicts."""
     if isinstance(value, fxlab.Proxy):
         return value.node
     if isinstance(value, tuple | list):
@@ -161,4 +183,5 @@ def wrong_c_no_dicts(value):
 
 
 def wrong_c_delegation(value):
+    """Let map_aggregate do it."""
     return fxlab.map_aggregate(value, lambda v: v.node if isinstance(v, fxlab.Proxy) else v)
