@@ -30,6 +30,7 @@ from fxlab import record
 from fxlab.core.graph import graph_created_hooks
 from fxlab.explorer import timeline_of, trace_timeline
 from fxlab.explorer.run import thumbnail
+from fxlab.explorer.sameness import private_copy
 from fxlab.explorer.timeline import Timeline
 from fxlab.models import resnet18, resnet50
 from fxlab.passes import as_pass, fuse_conv_bn
@@ -1195,3 +1196,38 @@ def test_a_picture_goes_from_black_at_the_smallest_to_white_at_the_largest():
     picture = thumbnail(torch.tensor([[0.0, 0.5], [0.25, 1.0]]))
     image = Image.open(io.BytesIO(base64.b64decode(picture)))
     assert [image.getpixel(at) for at in ((0, 0), (1, 0), (0, 1), (1, 1))] == [0, 127, 63, 255]
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        y = self.other(torch.relu(self.one(self.lstm(x)[0]))) * self.scale
+        return (y * 1.0).sum(dim=1)
+
+
+def test_the_check_in_float64_makes_no_second_model_and_leaves_every_parameter():
+    torch.manual_seed(0)
+    gm = fxlab.symbolic_trace(Tied().eval())
+    before = {name: (one, one.clone()) for name, one in gm.named_parameters()}
+    private = private_copy(gm, torch.float64)
+    shared = {id(one) for one in gm.parameters()}
+    assert all(id(one) in shared for one in private.parameters())
+
+    def tiny(gm):
+        mul = next(n for n in gm.graph.nodes if n.args[1:] == (1.0,))
+        mul.args = (mul.args[0], 1.0 + 1e-7)
+
+    with record(gm, inputs=(torch.randn(2, 3, 4),)) as timeline:
+        timeline.run(tiny)
+    assert timeline.passes[0].same_output["name"] == "mul_1"
+    for name, one in gm.named_parameters():
+        assert one is before[name][0]
+        assert torch.equal(one, before[name][1])
+    assert gm.other.weight is gm.one.weight
+    assert all(one.dtype is torch.float32 for one in gm.lstm._flat_weights)

@@ -92,9 +92,9 @@ def timeline_of(
     if isinstance(x, torch.export.ExportedProgram):
         from fxlab.interop import from_exported
 
-        timeline = _opened(from_exported(x), inputs)
+        timeline = _opened(from_exported(x), inputs, "exported program")
     elif isinstance(x, GraphModule | torch.fx.GraphModule):
-        timeline = _opened(_private(x), inputs)
+        timeline = _opened(_private(x), inputs, title_of(x))
     elif isinstance(x, nn.Module) or callable(x):
         timeline = trace_timeline(x, inputs)
     else:
@@ -115,13 +115,13 @@ def _private(gm: Any) -> Any:
     return copy_sharing_tensors(gm)
 
 
-def _opened(gm: Any, inputs: Sequence[Any] | None) -> RecordedTimeline:
+def _opened(gm: Any, inputs: Sequence[Any] | None, title: str) -> RecordedTimeline:
     """A timeline of a ready program, without steps yet."""
     recording = record(gm, inputs)
     recording.recorder.block = ("", "")
     recording.recorder.start(gm)
     recording.recorder.stop()
-    return RecordedTimeline(title_of(gm), recording.recorder)
+    return RecordedTimeline(title, recording.recorder)
 
 
 def _run_all(

@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.display import shape_text
 from fxlab.explorer.ancestry import ancestor_ids, node_id
+from fxlab.explorer.encode import nodes_in
 
 if TYPE_CHECKING:
     from fxlab.explorer.record import Recorder, Span
@@ -55,7 +57,8 @@ def private_copy(gm: Any, dtype: torch.dtype | None) -> Any:
 
     Args:
         gm: A GraphModule.
-        dtype: Floating parameters and buffers are converted to it; None shares the parameters.
+        dtype: Floating buffers are converted to it. Parameters are shared: `execute` converts each
+            for the call that needs it, so that a large model is never there twice.
     """
     if runs_its_own_way(gm):
         return shell_copy(gm, dtype)
@@ -65,13 +68,8 @@ def private_copy(gm: Any, dtype: torch.dtype | None) -> Any:
         for tensor in (*module._parameters.values(), *module._buffers.values(), *plain):
             if tensor is None or id(tensor) in memo:
                 continue
-            if dtype is None and isinstance(tensor, nn.Parameter):
-                memo[id(tensor)] = tensor
-            else:
-                new = converted(tensor, dtype)
-                if isinstance(tensor, nn.Parameter):
-                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-                memo[id(tensor)] = new
+            shared = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = tensor if shared else converted(tensor, dtype)
     return copy.deepcopy(gm, memo)
 
 
@@ -100,6 +98,7 @@ def execute(
     keys: dict[Any, int],
     keep: dict[Any, Any] | None = None,
     shapes: dict[Any, str] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """Run a module node by node; a random node draws by its key, not by its place in the order.
 
@@ -109,6 +108,7 @@ def execute(
         keys: A number for each node; equal numbers give equal random draws.
         keep: Filled with a copy of each node's value, when given.
         shapes: Filled with the shape text of each node's value, when given.
+        dtype: What parameters are converted to for the call that reads them; None leaves them.
     """
     tensors = (*gm.parameters(), *gm.buffers())
     devices = sorted({one.device.index for one in tensors if one.device.type == "cuda"})
@@ -125,7 +125,11 @@ def execute(
 
         def run_node(self, n: Any) -> Any:
             torch.manual_seed(keys.get(n, 0) & 0x7FFFFFFF)
-            value = super().run_node(n)
+            called = gm.get_submodule(n.target) if n.op == "call_module" else None
+            with widened(called, dtype):
+                value = super().run_node(n)
+            if n.op == "get_attr" and isinstance(value, nn.Parameter):
+                value = converted(value, dtype)
             if keep is not None:
                 keep[n] = converted(value, None)
             if shapes is not None:
@@ -134,6 +138,26 @@ def execute(
 
     with torch.random.fork_rng(devices), torch.no_grad():
         return Runner(gm).run(*inputs)
+
+
+@contextmanager
+def widened(module: nn.Module | None, dtype: torch.dtype | None) -> Iterator[None]:
+    """Give a module's floating parameters another dtype meanwhile."""
+    changed = []
+    for one in module.modules() if module is not None and dtype is not None else ():
+        for name, tensor in one._parameters.items():
+            if tensor is not None and tensor.is_floating_point() and tensor.dtype != dtype:
+                changed.append((one, name, tensor))
+    made: dict[int, nn.Parameter] = {}
+    for one, name, tensor in changed:
+        if id(tensor) not in made:
+            made[id(tensor)] = nn.Parameter(tensor.detach().to(dtype), requires_grad=False)
+        setattr(one, name, made[id(tensor)])  # an LSTM keeps a list of them besides
+    try:
+        yield
+    finally:
+        for one, name, tensor in changed:
+            setattr(one, name, tensor)
 
 
 def runs_its_own_way(gm: Any) -> bool:
@@ -178,7 +202,8 @@ class Reference:
         nodes = dict(pairs)
         inner = {new: keys[old] for new, old in nodes.items() if old in keys}
         shapes: dict[Any, str] = {}
-        result = execute(private, converted(self.inputs, dtype), inner, shapes=shapes)
+        given = converted(self.inputs, dtype)
+        result = execute(private, given, inner, shapes=shapes, dtype=dtype)
         if dtype is None:
             self.latest_shapes = [(nodes[new], text) for new, text in shapes.items()]
         return result
@@ -320,7 +345,7 @@ class Reference:
         nodes = dict(zip(private.graph.nodes, gm.graph.nodes, strict=True))
         kept: dict[Any, Any] = {}
         inner = {new: keys[old] for new, old in nodes.items() if old in keys}
-        execute(private, converted(self.inputs, dtype), inner, kept)
+        execute(private, converted(self.inputs, dtype), inner, kept, dtype=dtype)
         return {nodes[node]: value for node, value in kept.items()}
 
 
@@ -368,7 +393,7 @@ def turned(node: Any, was: Sequence[Any], itself: bool) -> str:
     """
     if not itself:
         return f", in place of {was[0].name}" if was and was[0].name != node.name else ""
-    read, reads = ([one.name for one in n.all_input_nodes] for n in (was[0], node))
+    read, reads = ([one.name for one in nodes_in((n.args, n.kwargs))] for n in (was[0], node))
     if len(read) != len(reads):
         return ""
     pairs = [(a, b) for a, b in zip(reads, read, strict=True) if a != b]

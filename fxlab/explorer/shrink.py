@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ Check = Callable[..., Any]
 EDGES = ("placeholder", "output")
 
 
-@dataclass
+@dataclass(repr=False)
 class Shrunk:
     """The smallest program found. Printing it gives a summary and its code.
 
@@ -44,8 +44,12 @@ class Shrunk:
     failure: str
     before: int
     after: int
-    pass_: Any = field(repr=False)
-    check: Any = field(repr=False)
+    pass_: Any
+    check: Any
+
+    def __repr__(self) -> str:
+        """The same as its text."""
+        return str(self)
 
     def __str__(self) -> str:
         name = pass_name(self.pass_)
