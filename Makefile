@@ -9,7 +9,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 TORCH_ARGS ?=
 ARGS ?=
 JOBS ?= 2
-LECTURES := $(wildcard notebooks/[0-9]*.ipynb)
+LECTURES := $(wildcard notebooks/[0-9]*.ipynb) $(wildcard notebooks/guides/*.ipynb)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 NBVAL := -p tests.nbval_history --nbval --nbval-sanitize-with tests/nbval.cfg --nbval-kernel-name python3
 

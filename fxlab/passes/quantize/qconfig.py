@@ -101,6 +101,12 @@ def simulated_qconfig(
 ) -> QConfig:
     """Return a QConfig with fewer bits, kept in 8-bit storage: the error of 4 bits, not the speed.
 
+    Args:
+        weight_bits: of each weight, 2 to 8.
+        activation_bits: of each activation, 2 to 8.
+        qat: observe with moving averages, for training.
+        learn_scale: (training) learn the scale of activations with the weights.
+
     Example:
         >>> simulated_qconfig(4).weight().quant_max
         7
