@@ -34,9 +34,17 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "regions",
-        "`with torch.no_grad():` (autocast, inference_mode, record_function) vanishes",
+        "`with torch.no_grad():` (autocast, inference_mode, record_function, fork_rng) vanishes",
         "a pair of enter and exit nodes that prints as a `with` block; no pass moves across it",
         "gradients and dtypes would change without a word",
+    ),
+    Difference(
+        "global switches",
+        "`torch.manual_seed(0)`, `set_default_dtype`, `set_grad_enabled(False)` happen while "
+        "tracing, for good, and are not in the graph",
+        "calls of the graph; the trace leaves the process as it was. A factory that is recorded "
+        "inside `with torch.device(...)` gets that device as an argument",
+        "the traced program must do what the program does, and tracing must not",
     ),
     Difference(
         "training flag",
@@ -57,9 +65,19 @@ DIFFERENCES: tuple[Difference, ...] = (
         "a failed capture must name the place and what to try",
     ),
     Difference(
+        "refusals in other words",
+        "what takes no Proxy (numpy's functions, `torch.vmap`, `torch.func.grad`, functions in C) "
+        "fails with its own error, far from the line",
+        "a TraceError with the user's line and the way out",
+        "the program's author did not call with a Proxy, and cannot know what one is",
+    ),
+    Difference(
         "what is lost is said",
-        "an f-string, `isinstance`, a random constant, a Proxy stored on the model: silently baked",
-        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`",
+        "an f-string, `isinstance`, `type(x)`, `hasattr`, `x is None` for an optional input, a "
+        "random constant, a Proxy stored on the model or in a global: silently baked",
+        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is None` and "
+        "`type` ask no method of a Proxy: they are read from the code of the traced function and "
+        "of forwards, for their parameters only",
         "a trace must not change meaning without a word",
     ),
     Difference(
@@ -79,6 +97,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         "stored on the user's model while tracing; a second trace finds them there",
         "stored on the new GraphModule; the model is left exactly as it was",
         "capture must not change what it captures",
+    ),
+    Difference(
+        "tensors that the program writes into",
+        "`h = torch.zeros(3); h[0] = x.sum()` is one constant that all calls share",
+        "each call has its own clone; a TraceWarning where a view of it, or a tensor from outside, "
+        "is still shared",
+        "the second call would read what the first one wrote",
     ),
     Difference(
         "edits and code",
@@ -140,6 +165,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         "replaced although something between their nodes writes into tensors or opens a region",
         "left alone; `explain_mismatch` names the node in the way",
         "moving a read past a write changes its value",
+    ),
+    Difference(
+        "replacements that share memory",
+        "`x.clone()` is replaced by `x` although the graph writes into one of the two",
+        "left alone; the report says why",
+        "the write would be seen through the other",
     ),
     Difference(
         "matches back to back",

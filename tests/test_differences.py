@@ -75,6 +75,22 @@ def _() -> None:
     assert "with torch" in ours.code
 
 
+@row("global switches")
+def _() -> None:
+    def program(x):
+        torch.manual_seed(3)
+        return x + torch.rand(2)
+
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    ours = fxlab.symbolic_trace(program)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    theirs = torch.fx.symbolic_trace(program)
+    assert not torch.equal(torch.random.get_rng_state(), before)
+    assert not theirs.graph.find_nodes(op="call_function", target=torch.manual_seed)
+    assert ours.graph.find_nodes(op="call_function", target=torch.manual_seed)
+
+
 @row("training flag")
 def _() -> None:
     theirs, ours = both(nn.Dropout(1.0))
@@ -109,6 +125,18 @@ def _() -> None:
     with pytest.raises(fxlab.TraceError) as ours:
         fxlab.symbolic_trace(program)
     assert isinstance(ours.value, (RuntimeError, TypeError))
+    assert __file__ in str(ours.value) and __file__ not in str(theirs.value)
+
+
+@row("refusals in other words")
+def _() -> None:
+    def program(x):
+        return torch.vmap(torch.sin)(x)
+
+    with pytest.raises(ValueError) as theirs:
+        torch.fx.symbolic_trace(program)
+    with pytest.raises(fxlab.TraceError) as ours:
+        fxlab.symbolic_trace(program)
     assert __file__ in str(ours.value) and __file__ not in str(theirs.value)
 
 
@@ -154,6 +182,18 @@ def _() -> None:
     theirs, ours = torch.fx.symbolic_trace(first), fxlab.symbolic_trace(second)
     assert hasattr(first, "_tensor_constant0") and not hasattr(second, "_tensor_constant0")
     assert torch.equal(theirs(X), ours(X))
+
+
+@row("tensors that the program writes into")
+def _() -> None:
+    def program(x):
+        h = torch.zeros(2)
+        h += x[0]
+        return h
+
+    theirs, ours = both(program)
+    assert torch.equal(theirs(X), X[0]) and torch.equal(theirs(X), 2 * X[0])
+    assert torch.equal(ours(X), X[0]) and torch.equal(ours(X), X[0])
 
 
 @row("edits and code")
@@ -275,6 +315,19 @@ def _() -> None:
     )
     assert not torch.equal(theirs(X.clone()), torch.exp(-X))
     assert torch.equal(ours(X.clone()), torch.exp(-X))
+
+
+@row("replacements that share memory")
+def _() -> None:
+    def program(x):
+        y = x.clone()
+        y.add_(1)
+        return x + 0
+
+    theirs, ours = both(program)
+    assert torch_replace(theirs, lambda x: x.clone(), lambda x: x)
+    assert not fxlab.replace_pattern(ours, lambda x: x.clone(), lambda x: x)
+    assert torch.equal(theirs(X.clone()), X + 1) and torch.equal(ours(X.clone()), X)
 
 
 @row("matches back to back")
