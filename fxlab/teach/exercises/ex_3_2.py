@@ -86,7 +86,7 @@ class Net(nn.Module):
         self.relu = nn.ReLU()
         self.wiring = wiring
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the layers as ``wiring`` says; f64[n, width, ...] in and out."""
         return self.wiring(self, x)
 

@@ -106,7 +106,7 @@ def _judge(pass_: Pass, nothing: str) -> Callable[[tuple[Any, ...], Any], Findin
 
     def judged(args: tuple[Any, ...], value: Any) -> Finding | None:
         gm, _ = args
-        timeline, verdicts, found = truth(pass_, gm)
+        timeline, verdicts, found = truth(pass_, copy.deepcopy(gm))
         if value == "":
             return Finding(f"it found that nothing broke for good. {nothing}")
         if value == "start":

@@ -152,10 +152,13 @@ def _judge_facts(fact: Fact, args: tuple[Any, ...], value: Any) -> Finding | Non
     return None
 
 
-def _said(shape: Any) -> str:
-    if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
-        return str(tuple(shape))
-    return str(shape).replace("[", "(").replace("]", ")")
+def _said(fact: Any) -> str:
+    if isinstance(fact, list):
+        inner = ", ".join(map(_said, fact))
+        return f"({inner},)" if len(fact) == 1 else f"({inner})"
+    if isinstance(fact, dict):
+        return "{" + ", ".join(f"{name}: {_said(part)}" for name, part in fact.items()) + "}"
+    return str(fact)
 
 
 def _judge_result(args: tuple[Any, ...], value: Any) -> Finding | None:
@@ -233,24 +236,24 @@ def _growing(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x.unsqueeze(0) + 1)
 
 
-def _halves(x: torch.Tensor) -> Any:
+def _halves(x: torch.Tensor) -> tuple:
     a, b = x.chunk(2, dim=-1)
     return a.sum(-1), torch.cat([b, b])
 
 
-def _named(x: torch.Tensor) -> Any:
+def _named(x: torch.Tensor) -> dict:
     return {"all": x.t(), "parts": [x[0], x.mean()]}
 
 
-def _sizes(x: torch.Tensor) -> Any:
+def _sizes(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.size(0), -1) * 2
 
 
-def _head(x: torch.Tensor, w: torch.Tensor) -> Any:
+def _head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.relu(x.flatten(1)) @ w
 
 
-def _mismatch(x: torch.Tensor, y: torch.Tensor) -> Any:
+def _mismatch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x + 1) + y.t()
 
 

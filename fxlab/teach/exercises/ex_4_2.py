@@ -136,15 +136,15 @@ def _judge_roofline(args: tuple[Any, ...], value: Any) -> Finding | None:
     return None
 
 
-def _halved(x: torch.Tensor) -> Any:
+def _halved(x: torch.Tensor) -> torch.Tensor:
     return (torch.relu(x) @ x.t()) * 0.5
 
 
-def _batched(x: torch.Tensor) -> Any:
+def _batched(x: torch.Tensor) -> torch.Tensor:
     return torch.matmul(x, x.transpose(1, 2))
 
 
-def _views(x: torch.Tensor) -> Any:
+def _views(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x.view(2, 6).t()[1:]).t()
 
 

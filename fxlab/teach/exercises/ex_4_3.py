@@ -161,20 +161,20 @@ def _judge_kits(args: tuple[Any, ...], value: Any) -> Finding | None:
 # -- programs: (a) -----------------------------------------------------------------------------
 
 
-def _one(x: torch.Tensor) -> Any:
+def _one(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x)
 
 
-def _chain(x: torch.Tensor) -> Any:
+def _chain(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(torch.relu(x).neg()).exp()
 
 
-def _branches(x: torch.Tensor) -> Any:
+def _branches(x: torch.Tensor) -> torch.Tensor:
     a, b = torch.relu(x), torch.tanh(x)
     return (a + b).neg() * a
 
 
-def _sizes(x: torch.Tensor) -> Any:
+def _sizes(x: torch.Tensor) -> torch.Tensor:
     return x.repeat(5, 1).sum(0) + torch.relu(x).sum(0)
 
 
@@ -183,25 +183,25 @@ class _Weighted(nn.Module):
         super().__init__()
         self.weight, self.linear = nn.Parameter(torch.empty(4, 4)), nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.linear(x) @ self.weight)
 
 
-def _view(x: torch.Tensor) -> Any:
+def _view(x: torch.Tensor) -> torch.Tensor:
     turned = torch.relu(x).t()
     return torch.tanh(x).sum() + turned.exp().sum() + turned.sum()
 
 
-def _chain_of_views(x: torch.Tensor) -> Any:
+def _chain_of_views(x: torch.Tensor) -> torch.Tensor:
     part = (x + 1).view(-1)[1:].reshape(7, 1)
     return torch.tanh(x).exp().sum() * part
 
 
-def _in_place(x: torch.Tensor) -> Any:
+def _in_place(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(torch.relu(x).add_(1).mul_(2))
 
 
-def _returned_early(x: torch.Tensor) -> Any:
+def _returned_early(x: torch.Tensor) -> tuple:
     first = torch.relu(x)
     return first, torch.tanh(x).neg().exp()
 
@@ -251,37 +251,37 @@ def _cases_a() -> Iterator[Case | Property]:
 # -- programs: (b) -----------------------------------------------------------------------------
 
 
-def _two(x: torch.Tensor) -> Any:
+def _two(x: torch.Tensor) -> torch.Tensor:
     a, b = x.repeat(8), x.repeat(8)
     return a.sum() + b.sum()
 
 
-def _ladder(x: torch.Tensor) -> Any:
+def _ladder(x: torch.Tensor) -> torch.Tensor:
     rungs = [x.repeat(4 + k) * (k + 1) for k in range(4)]
     return torch.stack([torch.tanh(rung).sum() for rung in rungs]).sum()
 
 
-def _tree(x: torch.Tensor) -> Any:
+def _tree(x: torch.Tensor) -> torch.Tensor:
     level = [torch.sin(x * k) for k in range(8)]
     while len(level) > 1:
         level = [torch.maximum(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
     return level[0]
 
 
-def _views_of_large(x: torch.Tensor) -> Any:
+def _views_of_large(x: torch.Tensor) -> torch.Tensor:
     large, other = x.repeat(20), x.repeat(20)
     heads = large[:4].sum(), other[:4].sum()
     return heads[0] + heads[1] + large.view(-1).max() + other.view(-1).max()
 
 
-def _writes(x: torch.Tensor) -> Any:
+def _writes(x: torch.Tensor) -> torch.Tensor:
     a, b = x.repeat(8), x.repeat(8)
     before = x.sum()
     x.add_(1)
     return a.sum() + b.sum() + before * x.sum()
 
 
-def _draws(x: torch.Tensor) -> Any:
+def _draws(x: torch.Tensor) -> torch.Tensor:
     large, other = x.repeat(20), x.repeat(20)
     a, b = torch.rand_like(x.repeat(3)), torch.rand_like(x)
     return large.sum() + other.sum() + a.sum() - b.sum()
@@ -292,7 +292,7 @@ class _Running(nn.Module):
         super().__init__()
         self.register_buffer("seen", torch.empty(4))
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         a, b = x.repeat(8) + self.seen.sum(), x.repeat(9)
         self.seen.mul_(2)
         c = x.repeat(5) * self.seen.mean()
