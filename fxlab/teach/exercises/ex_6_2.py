@@ -80,7 +80,7 @@ def judge_model(args: tuple, found: Any) -> Finding | None:
         return Finding(MISSING, graph=gm)
 
     def wrong(sentence: str) -> Finding:
-        return Finding(sentence, expected=str(gm.code), actual=", ".join(found["kinds"]), graph=gm)
+        return Finding(sentence, actual="\n".join(found["kinds"]), graph=gm)
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -102,7 +102,7 @@ def entry(answer: Any, gm: GraphModule, inputs: Sequence[Tensor] = ()) -> Any:
             }
         )
     runs = [run(_Schedule(gm, at_once).run, inputs) for at_once in (True, False)] if inputs else []
-    return {"rows": rows, "runs": runs, "code": str(gm.code)}
+    return {"rows": rows, "runs": runs, "code": str(gm.code).strip()}
 
 
 def judge_schedule(asked: int, args: tuple, found: Any) -> Finding | None:
@@ -144,18 +144,19 @@ def judge_schedule(asked: int, args: tuple, found: Any) -> Finding | None:
     truth = run(gm, inputs)
     for outcome, when in zip(found["runs"], ("at once", "when it is waited for"), strict=True):
         for key in ("log", "output", "inputs"):
-            if text := judge.unequal(truth[key], outcome[key], 1e-6, _WORDS[key]):
-                return wrong(f"when a started call runs {when}, {text}: {_HINTS[key]}")
+            if judge.unequal(truth[key], outcome[key], 1e-6):
+                return wrong(f"when a started call runs {when}, {_WORDS[key]}")
     problem = _too_late(rows, starts) if asked & EARLY else ""
     problem = problem or (_too_early(rows, waits) if asked & LATE else "")
     return wrong(problem) if problem else None
 
 
-_WORDS = {"output": "the output", "log": "what the world sees", "inputs": "what is written"}
-_HINTS = {
-    "output": "are all arguments there, and is a value written before or after the call?",
-    "log": "are all arguments there, and do effects keep their order (order_constraints)?",
-    "inputs": "do effects keep their order (order_constraints)?",
+_WORDS = {
+    "log": "the server (or another effect) gets other values than before, or in another order: are "
+    "all arguments there, and do effects keep their order (order_constraints)?",
+    "output": "the output differs: are all arguments there, and is a value written before or after "
+    "the call?",
+    "inputs": "other values are written: do effects keep their order (order_constraints)?",
 }
 
 
@@ -291,7 +292,8 @@ CASES: list[tuple[str, int, Callable[..., Any]]] = [
 def cases(seed: int = 0) -> Iterator[Case]:
     """The public cases, smallest first."""
     for behaviour, asked, program in CASES:
-        title = (program.__doc__ or "").rstrip(".")
+        text = (program.__doc__ or "").rstrip(".")
+        title = text[:1].lower() + text[1:]
         args = partial(scheduled, program, seed)
         yield Case(behaviour, title, args, partial(judge_schedule, asked))
 

@@ -83,7 +83,7 @@ def entry(answer: Any, gm: GraphModule, inputs: Sequence[Tensor] = ()) -> Any:
         with torch.no_grad():
             output = run.run(*inputs) if inputs else None
     except RuntimeError as error:
-        return {"raised": _explained(str(error)), "code": str(gm.code), "written": written}
+        return {"raised": _explained(str(error)), "code": str(gm.code).strip(), "written": written}
     nodes = list(gm.graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
     rows = []
@@ -100,7 +100,7 @@ def entry(answer: Any, gm: GraphModule, inputs: Sequence[Tensor] = ()) -> Any:
                 "output": node.op == "output",
             }
         )
-    return {"rows": rows, "output": output, "written": written, "code": str(gm.code)}
+    return {"rows": rows, "output": output, "written": written, "code": str(gm.code).strip()}
 
 
 def _explained(text: str) -> str:

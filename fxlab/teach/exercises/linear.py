@@ -166,7 +166,7 @@ def described(gm: Any, inputs: Iterable[tuple]) -> dict[str, Any]:
     """Describe what an answer made: its rows, its code, its outputs."""
     with torch.no_grad():
         outputs = [gm(*batch) for batch in inputs]
-    return {"rows": rows_of(gm), "code": gm.code, "outputs": outputs}
+    return {"rows": rows_of(gm), "code": gm.code.strip(), "outputs": outputs}
 
 
 def without_observers(rows: list[dict]) -> list[tuple]:
