@@ -14,7 +14,11 @@ NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 LECTURES = {path.name[:2]: path for path in NOTEBOOKS.glob("[0-9]*.ipynb")}
 EXERCISES = {one.id: one for one in exercises()}
 # What somebody brings who has trained a network with PyTorch.
-KNOWN_BEFORE = {"torch.nn`: what a module and its `forward` are", "classes and operators in Python"}
+KNOWN_BEFORE = {
+    "torch.nn`: what a module and its `forward` are",
+    "classes and operators in Python",
+    "torch.fx` from your own work",
+}
 
 
 def words_of(place: str) -> tuple[list[str], list[str]]:

@@ -222,5 +222,11 @@ TAUGHT: dict[str, dict[str, str]] = {
         "guard": "a check that what a capture assumed still holds",
         "graph break": "the place where a capture stops, lets Python run, and begins anew",
     },
+    "20": {
+        "exported program": "what torch.export captures: one graph of operators, or an error",
+        "compile backend": "a function that torch.compile hands each graph that it captures",
+        "first diverging node": "the first node whose value two programs do not agree on",
+        "shrink": "to cut a program down to the few operations that still show a bug",
+    },
 }
 """Where it is taught -> word -> what it means."""

@@ -21,7 +21,7 @@ COURSE = (
 ).split()
 """Lectures (two digits) and exercises (with a point) in the order of the three weeks."""
 
-BY_CHOICE = "05 10 11 13 2.3 2.4 4.3 5.3 6.2 7.1 8.1".split()
+BY_CHOICE = "05 10 11 13 20 2.3 2.4 4.3 5.3 6.2 7.1 8.1".split()
 """What comes after the course, in any order."""
 
 MASTERS = {
