@@ -114,6 +114,21 @@ class Result:
         your_answer.__name__ = getattr(answer, "__name__", "your_answer")
         return explore(graph, passes=[your_answer])
 
+    def compare(self) -> Any:
+        """Show your pass beside the kit's: both histories, and the time on a large program.
+
+        Returns:
+            A `Comparison`; it is no grade.
+
+        Raises:
+            ExerciseError: The checks have not passed, or the kit has no pass of this kind.
+        """
+        from fxlab.teach.comparing import compare
+
+        if not self or self.answer is None:
+            raise ExerciseError(f"{self.id}: compare an answer that has passed its checks")
+        return compare(self.id, self.answer)
+
     def _failing_args(self) -> tuple[Any, ...]:
         if self.first is not None:
             return self.first.args or ()
@@ -164,14 +179,27 @@ class Result:
                        f'<pre style="{_PRE}">{_e(self.printed)}</pre></details>')  # fmt: skip
         if self.status == "fail" and self.first is not None and self._steppable():
             out.append('<p style="margin:6px 0"><code>_.explore()</code> steps through it.</p>')
+        if self and self.answer is not None and _comparable(self.id):
+            out.append(f'<p style="margin:6px 0"><code>{_e(self._again())}.compare()</code> shows '
+                       "it beside the kit's own pass.</p>")  # fmt: skip
         out.append("</div>")
         return "".join(out)
+
+    def _again(self) -> str:
+        """The call that makes this result again, as a student writes it."""
+        return f'check("{self.id}", {getattr(self.answer, "__name__", "your_answer")})'
 
     def _steppable(self) -> bool:
         return any(isinstance(one, GraphModule) for one in self._failing_args())
 
 
 _PRE = "margin:6px 0;padding:6px;overflow-x:auto;background:#f4f6f8;color:#1a2233"
+
+
+def _comparable(id: str) -> bool:
+    from fxlab.teach.comparing import reference
+
+    return reference(id) is not None
 
 
 def _e(text: str) -> str:

@@ -16,14 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.core.tracer import symbolic_trace
 from fxlab.interop.targets import function_table
+from fxlab.passes.rewriter import replace_pattern
 from fxlab.teach import judge
+from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
-from fxlab.teach.programs import fresh_inputs, programs
+from fxlab.teach.programs import built, fresh_inputs, programs
 from fxlab.teach.variants import Variant
 
 Judge = Callable[[tuple[Any, ...], Any], Finding | None]
@@ -427,4 +430,34 @@ EXERCISE = make(PAIRS[0])
 VARIANTS = {
     PAIRS[0].old: Variant(partial(make, PAIRS[0])),
     **{pair.old: Variant(partial(make, pair), _words(pair)) for pair in PAIRS[1:]},
+}
+
+
+def _by_pattern(gm: GraphModule, old: Any, new: Any) -> None:
+    """What the kit has for part (a)."""
+    replace_pattern(gm, lambda x: old(x), lambda x: new(old(x)))
+
+
+def _chain(count: int) -> tuple[GraphModule, str, str]:
+    """A chain of about ``count`` nodes, every second of which is a relu."""
+
+    def make_graph(graph: Graph) -> None:
+        node = graph.placeholder("x")
+        for _ in range(count // 2):
+            node = graph.call_method("neg", (graph.call_function(torch.relu, (node,)),))
+        graph.output(node)
+
+    return built(make_graph), "torch.relu", "torch.sigmoid"
+
+
+COMPARE = {
+    "2.1a": Reference(
+        kit=_by_pattern,
+        small=lambda: (
+            symbolic_trace(lambda x: torch.relu(x).neg()),
+            "torch.relu",
+            "torch.sigmoid",
+        ),
+        large=_chain,
+    )
 }

@@ -24,6 +24,7 @@ from fxlab.core.node import Node
 from fxlab.core.purity import effect
 from fxlab.passes.cleanup import dce
 from fxlab.teach import judge, programs
+from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.variants import Variant
 
@@ -313,4 +314,27 @@ VARIANTS = {
         )
         for name, rule in (("modules", MODULES), ("watched", WATCHED))
     },
+}
+
+
+def _chain(count: int) -> tuple[GraphModule]:
+    """A chain of about ``count`` nodes, every second of which is read by nobody."""
+
+    def make(graph: Graph) -> None:
+        node = graph.placeholder("x")
+        for _ in range(count // 2):
+            node = graph.call_function(torch.relu, (node,))
+            graph.call_method("neg", (node,))
+        graph.output(node)
+
+    return (programs.built(make),)
+
+
+COMPARE = {
+    "2.2": Reference(
+        kit=dce,
+        small=lambda: (programs.built(dead_chain),),
+        large=_chain,
+        torch_fx=lambda gm: gm.graph.eliminate_dead_code(),
+    )
 }

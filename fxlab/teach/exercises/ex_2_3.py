@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
 from fxlab.core.purity import effect
 from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.cleanup import cse, fingerprint
 from fxlab.teach import judge
+from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
-from fxlab.teach.programs import copy_of, fill, fresh_inputs, programs
+from fxlab.teach.programs import built, copy_of, fill, fresh_inputs, programs
 
 STUB = '''def my_cse(gm):
     """Edit `gm` in place: let equal computations be made once; return `gm`.
@@ -245,3 +247,32 @@ EXERCISE = Exercise(
         ),
     ),
 )  # fmt: skip
+
+
+def _chain(count: int) -> tuple[GraphModule]:
+    """A chain of about ``count`` nodes, every step of which is computed twice."""
+
+    def make(graph: Graph) -> None:
+        node = graph.placeholder("x")
+        for _ in range(count // 3):
+            twice = [graph.call_function(torch.relu, (node,)) for _ in range(2)]
+            node = graph.call_function(torch.add, tuple(twice))
+        graph.output(node)
+
+    return (built(make),)
+
+
+def _theirs(gm: torch.fx.GraphModule) -> None:
+    from torch.fx.passes.dialect.common.cse_pass import CSEPass
+
+    CSEPass()(gm)
+
+
+COMPARE = {
+    "2.3": Reference(
+        kit=cse,
+        small=lambda: (symbolic_trace(lambda x: torch.relu(x).neg() + torch.relu(x).neg()),),
+        large=_chain,
+        torch_fx=_theirs,
+    )
+}
