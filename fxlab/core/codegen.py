@@ -175,10 +175,10 @@ class CodeGen:
         """Return the statements, each with its Node, and the return annotation."""
         rows: list[Row] = []
         regions: list[tuple[Node, int]] = []
-        returns, indent, local = "", "", writer.local
+        returns, local = "", writer.local
         for node in writer.nodes:
             op, target, name = node._op, node._target, local[node]
-            writer.current = node
+            writer.current, indent = node, "    " * len(regions)
             if shown is not None and op != "placeholder":
                 rows += [(indent + note, node) for note in shown.above(node)]
             if op == "placeholder":
@@ -191,22 +191,18 @@ class CodeGen:
             elif target is _enter_region and node._args:
                 rows.append((f"{indent}with {self._region(writer, node, len(regions))}:", node))
                 regions.append((node, len(rows)))
-                indent += "    "
             elif target is _exit_region:
                 if not regions or node._args[:1] != (regions[-1][0],):
                     writer.refuse("it leaves a region that is not the innermost", "nested pairs")
                 if regions.pop()[1] == len(rows):
                     rows.append((indent + "pass", node))
-                indent = indent[4:]
             else:
                 note = "" if node._type is None else f" : {writer.annotation(node._type)}"
                 note = note if shown is None else shown.beside(node) or note
                 text = f"{indent}{name}{note} = {writer.expression(node)}"
-                names = [local[n] for n in dead.get(node, ())] if dead is not None else []
-                if dead is not None and not node.users:
-                    names.append(name)
-                if names:
-                    text = f"{text};  {' = '.join(names)} = None"
+                if dead is not None:
+                    ends = dead.get(node, []) + [node] * (not node.users)
+                    text += f";  {' = '.join([local[n] for n in ends])} = None" if ends else ""
                 rows.append((text, node))
         if regions:
             writer.current = regions[-1][0]
@@ -228,7 +224,6 @@ class CodeGen:
 
     def _region(self, writer: Writer, node: Node, depth: int) -> str:
         """Return what stands behind `with` for a region's enter Node."""
-        writer.current = node
         if depth >= _DEEPEST_REGION:
             writer.refuse("too many regions inside one another", f"{_DEEPEST_REGION} at most")
         factory, *args = node._args

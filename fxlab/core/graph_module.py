@@ -32,8 +32,7 @@ _compiling = threading.RLock()
 _next_number = itertools.count().__next__
 _HOOKS = {"_replace_hooks": "replace_node", "_create_node_hooks": "create_node",
           "_erase_node_hooks": "erase_node", "_deepcopy_hooks": "deepcopy"}  # fmt: skip
-_OWN = frozenset(("_graph", "graph", "meta", "_tracer_cls", "_tracer_extras", "_original",
-                  "shape_env", "_in_spec", "_out_spec", "_editing", *_HOOKS))  # fmt: skip
+_OWN = frozenset(("_graph", "graph", "meta", "_original", "_in_spec", "_out_spec", *_HOOKS))
 
 
 class _LazyForward:
@@ -108,8 +107,7 @@ class GraphModule(nn.Module):
                  class_name: str = "GraphModule") -> None:  # fmt: skip
         super().__init__()
         type(self).__name__ = type(self).__qualname__ = class_name
-        self.__dict__.update({hooks: [] for hooks in _HOOKS}, meta={}, shape_env=None)
-        self.__dict__["_original"] = (None, {})
+        self.__dict__.update({hooks: [] for hooks in _HOOKS}, meta={}, _original=(None, {}))
         if isinstance(root, nn.Module):
             self.training = root.training
             state.copy_from_module(root, self, graph)
@@ -119,10 +117,7 @@ class GraphModule(nn.Module):
         else:
             raise RewriteError(f"a GraphModule can't take its state from a {type(root).__name__}",
                                expected="a Module, or a dict from path to value")  # fmt: skip
-        self.graph, tracer = graph, graph._tracer_cls
-        local = tracer is None or "<locals>" in tracer.__qualname__
-        self.__dict__.update(_tracer_cls=None if local else tracer,
-                             _tracer_extras=graph._tracer_extras or {})  # fmt: skip
+        self.graph = graph
 
     # -- code -----------------------------------------------------------------------------------
 
@@ -275,11 +270,12 @@ class GraphModule(nn.Module):
         fields = self.__dict__
         if name in fields.get("_modules", ()):
             return fields["_modules"][name]
-        if name in fields.get("_parameters", ()) or name in fields.get("_buffers", ()):
-            return super().__getattr__(name)  # a trace listens there
-        static = inspect.getattr_static
-        if name[0] != "_" and "_original" in fields and static(type(self), name, None) is None:
-            kind, attributes = fields["_original"]
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            static, (kind, attributes) = inspect.getattr_static, fields.get("_original", (None, {}))
+            if name[0] == "_" or static(type(self), name, None) is not None:
+                raise
             found = attributes.get(name, static(kind, name, MISSING))
             if name in attributes or not (found is MISSING or hasattr(type(found), "__get__")):
                 return found
@@ -287,7 +283,7 @@ class GraphModule(nn.Module):
                 return types.MethodType(found, self)
             if isinstance(found, (staticmethod, classmethod)):
                 return getattr(kind, name)
-        return super().__getattr__(name)
+            raise
 
     @property
     def original_type(self) -> type | None:

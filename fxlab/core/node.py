@@ -29,7 +29,8 @@ Argument = Any
 """Node, number, text, None, dtype, device, any object, or tuple, list, dict, slice of those."""
 Args = tuple[Argument, ...]
 Kwargs = dict[str, Argument]
-Target = Callable[..., Any] | str
+Target = Any
+"""The function of a call_function, else text: which of the two, the opcode tells, not the type."""
 base_types = (str, int, float, bool, complex, torch.dtype, torch.Tensor, torch.device,
               torch.memory_format, torch.layout)  # fmt: skip
 OPCODES = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
@@ -218,6 +219,7 @@ class Node:
                  "__dict__", "__weakref__")  # fmt: skip
 
     _shape_text: Callable[[Node], str]  # fxlab/display
+    normalized_arguments: Callable[..., Any]  # fxlab/passes/normalize
     graph: Graph
     users: dict[Node, None]
     meta: dict[str, Any]
@@ -412,24 +414,6 @@ class Node:
 
         return effect(self, impure_random=impure_random) is not None
 
-    def normalized_arguments(
-        self, root: torch.nn.Module, arg_types: Args | None = None,
-        kwarg_types: Kwargs | None = None, normalize_to_only_use_kwargs: bool = False,
-    ) -> Any:  # fmt: skip
-        """Return (args, kwargs) in the order of the callee's signature, or None if it has none.
-
-        `root` is the module in which `call_module` targets are looked up; the types choose between
-        several signatures.
-        """
-        from torch.fx import operator_schemas as schemas
-
-        given, only = (self._args, dict(self._kwargs)), normalize_to_only_use_kwargs
-        if self._op == "call_function":
-            return schemas.normalize_function(self._target, *given, arg_types, kwarg_types, only)
-        if self._op == "call_module":
-            return schemas.normalize_module(root, str(self._target), *given, only)
-        return None
-
     def _rename(self, candidate: str) -> None:
         if candidate != self._name:
             self.name = self.graph._graph_namespace.create_name(candidate, None)
@@ -523,12 +507,10 @@ def add_ancestors(node: Node, sources: list[Node]) -> None:
 
 def type_text(kind: Any) -> str:
     """Return an annotation as text, short for classes."""
-    if isinstance(kind, type) and not isinstance(kind, types.GenericAlias):
-        builtin = kind.__module__ == "builtins"
-        return kind.__qualname__ if builtin else f"{kind.__module__}.{kind.__qualname__}"
-    if kind is ...:
-        return "..."
-    return kind.__name__ if isinstance(kind, types.FunctionType) else str(kind)
+    if not isinstance(kind, type) or isinstance(kind, types.GenericAlias):
+        return str(kind)
+    builtin = kind.__module__ == "builtins"
+    return kind.__qualname__ if builtin else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def qualified_name(func: Callable[..., Any]) -> str:
@@ -586,11 +568,9 @@ def lookup(module: Any, path: str, *default: Any) -> Any:
     Raises:
         AttributeError: naming the part that is missing.
     """
-    for part in path.split("."):
-        try:
-            module = getattr(module, part)
-        except AttributeError:
-            if default:
-                return default[0]
-            raise AttributeError(f"{type(module).__name__} has no {part!r}") from None
-    return module
+    try:
+        return functools.reduce(getattr, path.split("."), module)
+    except AttributeError:
+        if default:
+            return default[0]
+        raise

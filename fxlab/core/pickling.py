@@ -131,7 +131,7 @@ def graph_to_state(graph: Graph) -> dict[str, Any]:
         text = ", ".join(f"meta[{key!r}] of {count} nodes" for key, count in lost.items())
         warnings.warn(f"left out of the pickle, since it cannot be pickled: {text}", stacklevel=3)
     return {
-        "version": VERSION, "nodes": rows, "tracer": _named(graph._tracer_cls),
+        "version": VERSION, "nodes": rows,
         "codegen": graph._codegen if type(graph._codegen) is not CodeGen else None,
         "constants": graph._constants, "names": graph._graph_namespace.known(),
     }  # fmt: skip
@@ -147,7 +147,7 @@ def graph_from_state(state: dict[str, Any]) -> Graph:
         raise CodegenError(
             f"this pickle of a graph has version {state['version']!r}; this fxlab reads version "
             f"{VERSION}", hint="make it again, or use the fxlab that made it")  # fmt: skip
-    graph = Graph(tracer_cls=_decode(state["tracer"], []))
+    graph = Graph()
     nodes: list[Node] = []
     for name, op, held, node_meta, fields in state["nodes"]:
         node = Node(graph, name, op, *_decode(held, nodes))

@@ -53,7 +53,6 @@ _SWITCHES = {"scaled_dot_product_attention": "dropout_p"} | dict.fromkeys(
 """Functions that draw random numbers -> the parameter that switches that off."""
 _PURE_MODULES = frozenset("torch _operator operator math builtins itertools functools collections "
                           "numpy fxlab typing enum dataclasses".split())  # fmt: skip
-_INPLACE = "writes into its input in place (inplace=True)"
 
 
 def has_side_effect(fn: _F) -> _F:
@@ -94,7 +93,7 @@ def effect(node: Node, gm: Any = None, *, impure_random: bool = True) -> str | N
 
 def _function_effect(node: Node, impure_random: bool) -> str | None:
     target: Any = node._target
-    name, short = target_text(target), getattr(target, "__name__", "")
+    name = target_text(target)
     try:
         fixed, switch = _classify(target)
     except TypeError:  # it has no hash
@@ -108,13 +107,18 @@ def _function_effect(node: Node, impure_random: bool) -> str | None:
         return f"{name} draws random numbers"
     if node._kwargs.get("out") is not None:
         return "writes into its out= argument"
-    if _argument(node, "inplace") is True:
-        return _INPLACE
-    if "embedding" in short and _argument(node, "max_norm") is not None:
-        return "renormalises the table (max_norm)"
-    flag = {"batch_norm": "training", "instance_norm": "use_input_stats"}.get(short)
-    if flag and _argument(node, "running_mean") is not None and _argument(node, flag) is not False:
-        return f"updates running statistics ({flag})"
+    return _writes(functools.partial(_argument, node))
+
+
+def _writes(get: Callable[[str], Any]) -> str | None:
+    """Return what a function of torch, or a module, writes into by what its parameters say."""
+    if get("inplace") is True:
+        return "writes into its input in place (inplace=True)"
+    if get("max_norm") is not None:
+        return "renormalises its table (max_norm)"
+    training = get("training") or get("use_input_stats")  # None where there is no such parameter
+    if get("running_mean") is not None and training is not None and training is not False:
+        return "updates running statistics (train mode)"
     return None
 
 
@@ -220,16 +224,11 @@ def _one_module(module: torch.nn.Module, impure_random: bool) -> str | None:
         return None
     if not kind.__module__.startswith(("torch.nn.", "torch.ao.", "fxlab.")):
         return f"{kind.__name__} is user code that is not known to be pure"
-    if getattr(module, "inplace", False) is True:
-        return _INPLACE
-    if getattr(module, "max_norm", None) is not None and hasattr(module, "num_embeddings"):
-        return "renormalises its table (max_norm)"
-    if module.training and getattr(module, "running_mean", None) is not None:
-        return "updates running statistics (train mode)"
     dropout = getattr(module, "dropout", 0)
     draws = isinstance(module, _RANDOM_MODULES) or (isinstance(dropout, float) and dropout)
-    return "draws random numbers (train mode)" if (
-        draws and module.training and impure_random) else None  # fmt: skip
+    if draws and module.training and impure_random:
+        return "draws random numbers (train mode)"
+    return _writes(lambda name: getattr(module, name, None))
 
 
 _RANDOM_MODULES = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU,
