@@ -302,3 +302,12 @@ def test_garbage_is_freed_without_waiting_for_a_cycle_of_weights():
     del gm
     gc.collect()
     assert ref() is None
+
+
+def test_arguments_can_be_asked_for_in_the_order_of_the_signature():
+    gm = fxlab.symbolic_trace(lambda x: torch.nn.functional.relu(inplace=False, input=x))
+    (relu,) = gm.graph.find_nodes(op="call_function")
+    (x,) = gm.graph.find_nodes(op="placeholder")
+    found = relu.normalized_arguments(gm, normalize_to_only_use_kwargs=True)
+    assert tuple(found) == ((), {"input": x, "inplace": False})
+    assert x.normalized_arguments(gm) is None

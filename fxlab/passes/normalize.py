@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._ops import OpOverload
+from torch.fx import operator_schemas
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
 from fxlab.core.node import Node
@@ -163,3 +164,33 @@ def _positional(
 
 def _is_default(value: Any, default: Any) -> bool:
     return type(value) is type(default) and value == default
+
+
+def normalized_arguments(
+    self: Node,
+    root: torch.nn.Module,
+    arg_types: tuple[Any, ...] | None = None,
+    kwarg_types: dict[str, Any] | None = None,
+    normalize_to_only_use_kwargs: bool = False,
+) -> Any:
+    """Return (args, kwargs) in the order of the callee's signature, or None if it has none.
+
+    This is `Node.normalized_arguments`; `canonical_call` goes further (aliases, operands).
+
+    Args:
+        self: the node.
+        root: the module in which `call_module` targets are looked up.
+        arg_types: types of the positional arguments, to choose between several signatures.
+        kwarg_types: types of the keyword arguments, likewise.
+        normalize_to_only_use_kwargs: give every argument by keyword where that can be.
+    """
+    given, only = (self.args, dict(self.kwargs)), normalize_to_only_use_kwargs
+    if self.op == "call_function":
+        types = arg_types, kwarg_types
+        return operator_schemas.normalize_function(self.target, *given, *types, only)
+    if self.op == "call_module":
+        return operator_schemas.normalize_module(root, self.target, *given, only)
+    return None
+
+
+Node.normalized_arguments = normalized_arguments
