@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
 from fxlab.passes.effects import order_constraints
-from fxlab.passes.schedule import start_call, wait_for
+from fxlab.passes.schedule import hoist_async, start_call, wait_for
 from fxlab.teach import judge
+from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part
 from fxlab.teach.wire import known
 
@@ -87,18 +89,19 @@ def entry(answer: Any, gm: GraphModule, inputs: Sequence[Tensor] = ()) -> Any:
     judge.edited(answer, gm, fetch)
     nodes = list(gm.graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
-    hard, _ = order_constraints(gm)
+    after: dict[Any, list[int]] = {}
+    for first, second in order_constraints(gm)[0]:
+        after.setdefault(second, []).append(place[first])
     rows: list[dict[str, Any]] = []
     for node in nodes:
         kinds = {fetch: "call", start_call: "start", wait_for: "wait"}
         kind = kinds.get(node.target, "") if node.op == "call_function" else node.op
-        before = [place[a] for a, b in hard if b is node]
         rows.append(
             {
                 "name": node.name,
                 "kind": kind,
                 "reads": [place[value] for value in node.all_input_nodes],
-                "after": before,
+                "after": after.get(node, []),
             }
         )
     runs = [run(_Schedule(gm, at_once).run, inputs) for at_once in (True, False)] if inputs else []
@@ -351,3 +354,24 @@ EXERCISE = Exercise(
         ),
     ),
 )
+
+
+def _large(nodes: int) -> tuple[GraphModule, tuple[()]]:
+    """A program of so many nodes: work, and a call in every hundredth place."""
+    graph = Graph()
+    x, k = graph.placeholder("x"), graph.placeholder("k")
+    while len(graph.nodes) < nodes:
+        many = len(graph.nodes) % 100 == 0
+        x = graph.call_function(torch.add, (x, graph.call_function(fetch, (k,)))) if many else x
+        x = graph.call_function(torch.relu, (x,))
+    graph.output(x)
+    return GraphModule(torch.nn.Module(), graph), ()
+
+
+COMPARE = {
+    "7.1": Reference(
+        kit=hoist_async,
+        small=partial(scheduled, computed_keys),
+        large=_large,
+    )
+}

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.core.tracer import symbolic_trace
-from fxlab.passes.amp import column
+from fxlab.passes.amp import amp, column
 from fxlab.passes.quantize.report import sqnr
 from fxlab.teach import judge
+from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part
 
 STUB = '''\
@@ -390,3 +392,24 @@ EXERCISE = Exercise(
         ),
     ),
 )
+
+
+def _kits(gm: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
+    return amp(gm)
+
+
+def _large(nodes: int) -> tuple[GraphModule, list[Tensor]]:
+    """A program of so many nodes: one small layer over and over, with functions between."""
+    graph, root = Graph(), nn.Module()
+    root.fc = nn.Linear(4, 4)
+    x = graph.placeholder("x")
+    while len(graph.nodes) < nodes:
+        x = graph.call_module("fc", (x,))
+        x = graph.call_function(torch.softmax, (graph.call_function(torch.relu, (x,)), -1))
+    graph.output(x)
+    return GraphModule(root.eval().requires_grad_(False), graph), [torch.randn(2, 4)]
+
+
+COMPARE = {
+    "8.1": Reference(kit=_kits, small=partial(cast_program, Fan), large=_large),
+}
