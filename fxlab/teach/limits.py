@@ -127,6 +127,8 @@ class Guard:
             raise  # an AnswerError is what `entry` says of the answer
         except BaseException as error:
             raise self.explained(error, watch) from None
+        if watch.fired:  # the answer caught the limit and went on
+            raise self.explained(TimeLimit(), watch)
         if _refused.what:  # the answer caught the refusal and went on
             raise AnswerError("asked", f"{self.id} asks you to write this: {_refused.what}")
         return value

@@ -70,6 +70,11 @@ def student_copy(master: dict[str, Any], course: int | None = None) -> dict[str,
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
         if mark and cell["cell_type"] == "code":
+            # What nbgrader writes too: the cell can't be deleted, a check not changed.
+            cell["metadata"]["deletable"] = False
+            if mark.get("locked"):
+                cell["metadata"]["editable"] = False
+            mark["cell_type"] = "code"
             mark["checksum"] = _nbgrader_checksum(cell, mark)
     made["metadata"].pop("widgets", None)
     if course is not None:

@@ -67,6 +67,7 @@ class Server:
 
     def close(self) -> None:
         """End the server."""
+        self.lines.close()
         self.control.close()
         self.process.kill()
         self.process.wait()
