@@ -42,9 +42,16 @@ class CommandError(Exception):
     """What the command line named is not there, or is not what it should be."""
 
 
+def _plain(text: str) -> str:
+    """Return what may go to a terminal: a name of somebody's model must not move its cursor."""
+    return re.sub(
+        r"[^\n\t -~\xa0-\U0010ffff]|[\ud800-\udfff\u202a-\u202e\u2066-\u2069]", "\ufffd", text
+    )
+
+
 def _say(text: str) -> None:
     """Tell somebody who waits what is being done."""
-    print(text, file=sys.stderr, flush=True)
+    print(_plain(text), file=sys.stderr, flush=True)
 
 
 def _print_findings(findings: Sequence[Finding], stream: TextIO | None = None) -> None:
@@ -225,7 +232,7 @@ def trace(args: argparse.Namespace) -> int:
 
         print(json.dumps(graph_to_json(gm.graph), indent=2))
     else:
-        print(gm.graph if args.graph else gm.code.strip())
+        print(_plain(str(gm.graph) if args.graph else gm.code.strip()))
     return 0
 
 
@@ -252,7 +259,7 @@ def show(args: argparse.Namespace) -> int:
         if path is not None:
             write(path)
             _say(f"wrote {path}")
-    print(text_table(view(timeline), limit=args.steps))
+    print(_plain(text_table(view(timeline), limit=args.steps)))
     if timeline.failure is not None:
         _say(f"stopped: {timeline.failure}")
         return 1
@@ -348,7 +355,7 @@ def _print_rows(rows: list[dict[str, str]], args: argparse.Namespace) -> int:
             print(title)
             for name, text in rest:
                 if text:
-                    print(f"  {name}: {text}")
+                    print(_plain(f"  {name}: {text}"))
     return 0
 
 
@@ -565,7 +572,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fxlab show ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (CommandError, FxlabError, OSError, ValueError, subprocess.SubprocessError) as error:
-        print(f"fxlab {args.command}: {error}", file=sys.stderr)
+        _say(f"fxlab {args.command}: {error}")
     return 1
 
 

@@ -1,6 +1,7 @@
 """Make the parts of README that come from running something: the example's output, the picture,
 the paper's exhibits beside this kit's, the map of the lectures, the table of differences.
-`python -m tests.readme` writes them; tests/test_readme.py compares.
+`python -m tests.readme` writes them, and the guides of tests/reference.py; tests/test_readme.py
+compares.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fxlab import evidence
+from tests import reference
 from tests.differences import DIFFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,3 +154,4 @@ if __name__ == "__main__":
     readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture(), encoding="utf-8")
+    reference.write()

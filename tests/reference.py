@@ -173,9 +173,9 @@ def timeline() -> str:
         "\n\n".join(
             [
                 "# The timeline file",
-                "What `timeline.to_json(path)` writes and `fxlab.Timeline.from_json(path)` reads; also"
-                " what `fxlab show --json path` writes. Made by `python -m tests.reference` from"
-                " `fxlab/explorer/timeline.py`.",
+                "What `timeline.to_json(path)` writes and `fxlab.Timeline.from_json(path)` reads;"
+                " also what `fxlab show --json path` writes. Made by"
+                " `python -m tests.reference` from `fxlab/explorer/timeline.py`.",
                 " ".join(intro.split()),
                 *(part for part in parts if part),
                 "A file that breaks a rule is refused with a `TimelineError` that names the place."
@@ -195,7 +195,12 @@ def pages() -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write every page anew."""
     GUIDES.mkdir(exist_ok=True)
     for name, text in pages().items():
         (GUIDES / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LIMIT = 2_000
 SECONDS = 60
+# No XML can hold these, and a terminal would obey them.
+CONTROLS = dict.fromkeys([*range(10), *range(11, 32), *range(127, 160)], "\ufffd")
 NO_PROGRAM = (
     "no graphviz program here; `pip install graphviz-pure` brings one, or install Graphviz itself"
 )
@@ -82,7 +84,7 @@ def _digraph(nodes: list[tuple], edges: list[tuple], changed: set) -> Digraph:
     for number, (key, letter, name, target, shape) in enumerate(nodes):
         place[key] = f"n{number}"
         lines = [f"{letter}  {elide(name, 40)}", elide(target, 48), elide(shape, 40)]
-        text = "\n".join(line for line in lines if line)
+        text = "\n".join(line.translate(CONTROLS) for line in lines if line)
         # escape() keeps backslashes, quotes and <...> of a model's names from meaning anything.
         dot.node(
             place[key],

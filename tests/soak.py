@@ -1,0 +1,134 @@
+"""Does a long class leave anything behind? Thousands of programs in one process, and what stays.
+
+``python -m tests.soak [2000]`` makes random programs, runs passes over each in a recording, steps
+through it, exports it, and compares memory (Python's and the process's), open files and threads
+after a quarter of them with what there is at the end. It exits with 1 if something grew.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import threading
+import time
+import tracemalloc
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+import fxlab
+from fxlab import paper
+from fxlab.explorer.static import static_html, text_table
+from fxlab.explorer.view import view
+from fxlab.passes import const_fold, cost, cse, dce, shape_prop
+from tests.random_graphs import random_program
+
+GROWTH = 1.05
+WARM_UP = 4  # the first quarter fills caches that are meant to stay
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the process holds at one moment.
+
+    Attributes:
+        python: Bytes that Python allocated since the start.
+        resident: Bytes of the process in memory.
+        files: Open files and connections.
+        threads: Threads of Python.
+    """
+
+    python: int
+    resident: int
+    files: int
+    threads: int
+
+    @classmethod
+    def now(cls) -> Reading:
+        """Collect what is garbage and read."""
+        paper.tidy()
+        process = psutil.Process()
+        files = process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
+        return cls(
+            tracemalloc.get_traced_memory()[0],
+            process.memory_info().rss,
+            files,
+            threading.active_count(),
+        )
+
+    def grew(self, before: Reading) -> list[str]:
+        """Name what is more than 5 % above ``before``; files and threads may not grow at all."""
+        found = []
+        for name in ("python", "resident"):
+            a, b = getattr(before, name), getattr(self, name)
+            # Python's share is small: a hundred kilobytes are noise, a leak of each program is not.
+            if b > a * GROWTH and b - a > 200_000:
+                found.append(f"{name}: {a / 1e6:.2f} MB -> {b / 1e6:.2f} MB")
+        for name in ("files", "threads"):
+            if getattr(self, name) > getattr(before, name):
+                found.append(f"{name}: {getattr(before, name)} -> {getattr(self, name)}")
+        return found
+
+
+def one(seed: int, folder: Path) -> None:
+    """One student's minute: a program, passes over it, a look at every step, an export."""
+    gm = random_program(seed)
+    inputs = (torch.ones(4, 4), torch.full((4, 4), 0.5))
+    with fxlab.record(gm, inputs=inputs) as timeline:
+        for pass_ in (dce, cse, const_fold):
+            pass_(gm)
+    for step in range(len(timeline) + 1):
+        timeline.frame(step)
+    data = view(timeline)
+    static_html(data), text_table(data)
+    timeline.to_json(folder / "story.json")
+    fxlab.Timeline.from_json(folder / "story.json")
+    timeline.to_html(folder / "story.html")
+    timeline.to_svg(folder / "story.svg", len(timeline))
+    shape_prop(gm, *inputs)
+    cost(gm, *inputs)
+    if seed % 10 == 0:
+        fxlab.symbolic_trace(gm)(*inputs)
+
+
+def soak(count: int, told: float = 10.0) -> list[Reading]:
+    """Go through ``count`` programs; return a reading after each quarter of them."""
+    readings = []
+    tracemalloc.start()
+    last = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for seed in range(count):
+                one(seed, Path(folder))
+                if (seed + 1) % max(1, count // WARM_UP) == 0:
+                    readings.append(Reading.now())
+                if time.monotonic() - last > told:
+                    print(f"{seed + 1} of {count}", file=sys.stderr, flush=True)
+                    last = time.monotonic()
+    finally:
+        tracemalloc.stop()
+    return readings
+
+
+def main(words: list[str]) -> int:
+    """Soak, print the readings, and say what grew."""
+    torch.set_num_threads(1)
+    gc.collect()
+    readings = soak(int(words[0]) if words else 2000)
+    for reading in readings:
+        print(
+            f"python {reading.python / 1e6:7.2f} MB, resident {reading.resident / 1e6:7.1f} MB, "
+            f"{reading.files} files, {reading.threads} threads"
+        )
+    found = readings[-1].grew(readings[0])
+    print("\n".join(found) or "nothing grew")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
