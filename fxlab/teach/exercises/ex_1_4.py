@@ -164,6 +164,8 @@ def _judge_nested(args: tuple[Any, ...], value: Any) -> Finding | None:
         return None
     if "'proxy'" in repr(value):
         sentence = f"in {text} a Proxy is left where its node belongs: look inside every container"
+    elif text == "x":
+        sentence = f"x comes back as {_shown(value)}: a Proxy becomes its node"
     elif _kinds(right) != _kinds(value):
         sentence = f"{text} comes back as {_shown(value)}: each container keeps its own type"
     else:

@@ -40,6 +40,13 @@ def entry(answer: Callable[[GraphModule], Any], gm: GraphModule) -> GraphModule:
 
 def judge_cse(args: tuple[Any, ...], value: Any) -> Finding | None:
     """Hold the result to the program before it and to the kit's own pass."""
+    (gm,) = args
+    writes = any(effect(node, gm) for node in gm.graph.nodes if node.op.startswith("call_"))
+    return _judged(gm, value, fresh_inputs(gm), merged=not writes)
+
+
+def judge_behind(args: tuple[Any, ...], value: Any) -> Finding | None:
+    """The same for programs with effects in which something can be merged all the same."""
     return _judged(args[0], value, fresh_inputs(args[0]))
 
 
@@ -48,18 +55,22 @@ def judge_on_bools(args: tuple[Any, ...], value: Any) -> Finding | None:
     return _judged(args[0], value, [x > 0 for x in fresh_inputs(args[0])])
 
 
-def _judged(gm: GraphModule, value: Any, inputs: list[torch.Tensor]) -> Finding | None:
+def _judged(
+    gm: GraphModule, value: Any, inputs: list[torch.Tensor], merged: bool = True
+) -> Finding | None:
     def wrong(sentence: str, node: str = "") -> Finding:
         return Finding(sentence, node, cse(copy_of(gm)), value, gm)
 
     text = judge.same_program(gm, value, inputs, tolerance=0.0)
     if text:
         return wrong(f"{_why(gm, value)} ({text})")
-    writes = any(effect(node, gm) for node in gm.graph.nodes if node.op.startswith("call_"))
-    if writes or len(value.graph.nodes) <= len(cse(copy_of(gm)).graph.nodes):
+    if not merged or len(value.graph.nodes) <= len(cse(copy_of(gm)).graph.nodes):
         return None
     seen: dict[Any, Node] = {}
     for node in value.graph.nodes:
+        if effect(node, value):
+            seen.clear()
+            continue
         first = seen.setdefault(fingerprint(node), node)
         if first is not node and not node.users:
             sentence = f"{node.name} has no reader any more: erase it when its readers are turned"
@@ -160,6 +171,16 @@ def _written_through_a_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return a, b
 
 
+def _behind_random(x: torch.Tensor) -> torch.Tensor:
+    noise = torch.rand_like(x) + torch.rand_like(x)
+    return noise + torch.relu(x) + torch.relu(x)
+
+
+def _behind_the_write(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return torch.relu(x) + torch.relu(x)
+
+
 def _added_twice(x: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     x.add_(1)
@@ -187,11 +208,13 @@ def _cases() -> Iterator[Case | Property]:
     yield case("arguments", "a slice", lambda x: x[1:] + x[1:])
     yield case("arguments", "other slices", lambda x: x[1:] + x[:1])
     yield case("constants have types", "x * 1, x * 1.0 and x * True",
-               lambda x: (x * 1, x * 1.0, x * True), judge_on_bools)  # fmt: skip
+               lambda x: (x * 1, x * 1.0, x * True, x * 1), judge_on_bools)  # fmt: skip
     yield case("effects", "two random numbers",
                lambda x: torch.rand_like(x) + torch.rand_like(x))  # fmt: skip
+    yield case("effects", "two random numbers, then two relus", _behind_random, judge_behind)
     yield case("effects", "x.add_(1), twice", _added_twice)
     yield case("writes", "x is written between two relus", _written_between)
+    yield case("writes", "x is written before two relus", _behind_the_write, judge_behind)
     yield case("writes", "one of two equal values is written afterwards", _written_into)
     yield case("writes", "... through a view", _written_through_a_view)
     yield Property(
