@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
+from fxlab.teach.judge import kind_of
+from fxlab.teach.limits import AnswerError
 from fxlab.teach.variants import Variant
 
 STUB = '''\
@@ -86,6 +88,8 @@ POWERS = Form(
 
 def entry(answer: Any, batches: Any, quant_min: int, quant_max: int, symmetric: bool) -> Any:
     """Let the student's class see the batches; return scale and zero point as two numbers."""
+    if not isinstance(answer, type):
+        raise AnswerError("type", f"MyObserver is {kind_of(answer)}, a class was asked for")
     observer = answer(quant_min, quant_max, symmetric)
     for batch in batches:
         observer.observe(batch)

@@ -158,6 +158,7 @@ def cases_a() -> Iterable[Case]:
         ("keyword arguments", "fc(input=x)", Keyword, 1),
         ("two inputs", "a program with two inputs", TwoInputs, 2),
         ("nothing else changes", "a program without a layer", NoLayer, 1),
+        ("nothing else changes", "two layers", Two, 1),
     ]
     for behaviour, title, make, inputs in rows:
         yield Case(behaviour, title, partial(program, make, inputs), judge_a)
@@ -385,7 +386,9 @@ def judge_c(args: tuple, found: Any) -> Finding | None:
             return wrong(f"the layer {row['name']} still computes in float", row["name"])
     layers = [node for node in prepared.graph.nodes if _is_linear(prepared, node)]
     if len(found["codes"]) != len(layers):
-        return wrong(f"{len(found['codes'])} calls have int8 weights, {len(layers)} layers had")
+        return wrong(
+            f"{len(found['codes'])} calls have int8 weights; of layers there were {len(layers)} calls"
+        )
     for (name, codes), node in zip(found["codes"].items(), layers, strict=True):
         layer: Any = prepared.get_submodule(node.target)
         expected = weight_qparams(layer).quantize(layer.weight).int()

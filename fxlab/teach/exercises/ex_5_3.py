@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import kind_of, unequal
+from fxlab.teach.limits import AnswerError
 
 STUB = '''\
 class MyFakeQuantize(torch.autograd.Function):
@@ -29,6 +30,10 @@ class MyFakeQuantize(torch.autograd.Function):
 
 def entry(answer: Any, x: Tensor, codes: list, gradient: Tensor) -> Any:
     """Apply the answer, go backward with ``gradient``; return the values and the gradient of x."""
+    if not hasattr(answer, "apply"):
+        raise AnswerError(
+            "type", f"MyFakeQuantize is {kind_of(answer)}, a torch.autograd.Function was asked for"
+        )
     x = x.clone().requires_grad_(True)
     before = x.detach().clone()
     y = answer.apply(x, *codes)

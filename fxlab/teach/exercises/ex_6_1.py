@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -141,6 +142,15 @@ def judge_parts(form: Form, asked: int, args: tuple, found: list[int]) -> Findin
         cut = split_module(gm, None, dict(zip(nodes, found, strict=True)).__getitem__)
         if text := judge.same_program(gm, cut, programs.fresh_inputs(gm)):
             return wrong(f"cut there, the program does something else: {text}")
+    runs = sum(
+        is_supported(gm, left_out, node) and not is_supported(gm, left_out, before)
+        for before, node in itertools.pairwise(nodes)
+    )
+    if asked >= ACYCLIC and len(device) > max(runs, len(kits)):
+        return wrong(
+            f"the device gets {len(device)} parts, and {max(runs, len(kits))} would do if only "
+            "neighbours in the list shared one"
+        )
     if asked >= FEWEST and form.connected and (apart := _apart(gm, [members[k] for k in device])):
         return wrong(
             f"one part holds {apart[0].name} and {apart[1].name}, and no path inside it connects "
@@ -247,18 +257,18 @@ def _walk(needs: dict[int, dict[int, Any]], stuck: set[int]) -> list[tuple[Node,
 
 def chain(x: torch.Tensor) -> torch.Tensor:
     """Supported, not, supported."""
-    return torch.relu(torch.sin(x + 1))
+    return torch.relu(torch.sin((x + 1) * 2))
 
 
 def around(x: torch.Tensor) -> torch.Tensor:
-    """The last addition reads the first, and sin of the first."""
+    """The last addition needs the first, and sin of the first."""
     a = x + 1
-    return a + torch.sin(a)
+    return a * 2 + torch.sin(a)
 
 
 def host_twice(x: torch.Tensor) -> torch.Tensor:
     """Not supported, supported, not supported."""
-    return torch.sin(torch.relu(torch.sin(x)))
+    return torch.sin(torch.relu(torch.sin(x)) + 1)
 
 
 def two_strands(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,7 +292,7 @@ def ends_apart(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 def written(x: torch.Tensor) -> torch.Tensor:
     """What is written into a value is no edge of the graph."""
-    y = x * 2
+    y = (x + 1) * 2
     y.sin_()
     return y + 1
 
