@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -339,7 +340,9 @@ def _functions_of(name: str) -> tuple[types.FunctionType, ...]:
     found: Any = None
     for cut in range(len(parts) - 1, 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:cut]))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # modules of torch's that warn of themselves
+                found = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
         except ImportError:  # it needs a package that is not here: nobody can call it
