@@ -13,26 +13,31 @@ LECTURES := $(wildcard notebooks/[0-9]*.ipynb) $(wildcard notebooks/guides/*.ipy
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 NBVAL := -p tests.nbval_history --nbval --nbval-sanitize-with tests/nbval.cfg --nbval-kernel-name python3
 
-.PHONY: lab test test-all bench size lint notebooks clean
+.PHONY: lab test test-all bench size lint notebooks compat audit soak clean
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "making the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch-$(TORCH): | $(BIN)/python
-	$(PIP) $(TORCH_ARGS) $(TORCH)
+	@echo "installing $(TORCH): some minutes the first time"
+	@$(PIP) $(TORCH_ARGS) $(TORCH)
 	touch $@
 
 # A stamp is newer than what it was made from: a second run of any command sets nothing up again.
 $(VENV)/.lab: pyproject.toml constraints.txt binder/jupyterlab-settings.json | $(VENV)/.torch-$(TORCH)
-	$(PIP) --editable '.[lab]'
+	@echo "installing JupyterLab and the widget"
+	@$(PIP) --editable '.[lab]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt binder/jupyterlab-settings.json | $(VENV)/.torch-$(TORCH)
-	$(PIP) --editable '.[dev]'
+	@echo "installing all extras and the tools"
+	@$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.lab
 
 lab: $(VENV)/.lab
-	$(BIN)/fxlab lab $(ARGS)
+	@echo "starting JupyterLab; its address comes in a moment"
+	@$(BIN)/fxlab lab $(ARGS)
 
 test: $(VENV)/.dev
 	FXLAB_TEST=1 $(PYTEST) -m "not slow" $(NBVAL) tests fxlab $(LECTURES) $(ARGS)
@@ -53,6 +58,16 @@ lint: $(VENV)/.dev
 
 notebooks: $(VENV)/.dev
 	$(BIN)/python tests/run_notebooks.py $(or $(ARGS),$(LECTURES))
+
+# The oldest torch that is supported and the newest there is, each in an environment of its own.
+compat: $(VENV)/.dev
+	$(BIN)/python -m tests.compat $(TORCH_ARGS)
+
+audit: $(VENV)/.dev
+	$(BIN)/python -m tests.audit_pins
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

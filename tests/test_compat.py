@@ -1,0 +1,39 @@
+"""The run against other versions of torch plans what the project says, and reads what came out."""
+
+from __future__ import annotations
+
+from tests.compat import ROOT, Outcome, pins_without_torch, read_report, supported
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.test_a" name="good"/>
+<testcase classname="tests.test_a" name="bad"><failure message="no such name&#10;more"/></testcase>
+<testcase classname="" name="tests.test_b"><error message="collection failure"/></testcase>
+<testcase classname="tests.test_a" name="left"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_oldest_torch_is_the_one_that_the_project_names():
+    assert supported((ROOT / "pyproject.toml").read_text("utf-8")) == "2.9.0"
+
+
+def test_other_pins_stay_and_those_that_belong_to_torch_go():
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
+    left = pins_without_torch(pins)
+    assert "torch==" not in left
+    assert "sympy==" not in left
+    assert "pytest==" in left
+    assert "ipywidgets==" in left
+
+
+def test_what_broke_is_named_with_its_first_line():
+    outcome = Outcome("oldest", torch="2.9.0")
+    read_report(REPORT, outcome)
+    assert str(outcome) == (
+        "oldest: torch 2.9.0: 1 passed, 2 broken\n"
+        "  tests.test_a::bad: no such name\n"
+        "  ::tests.test_b: collection failure"
+    )
+
+
+def test_what_could_not_be_installed_is_said():
+    assert str(Outcome("newest", reason="no network")) == "newest: nothing ran: no network"
