@@ -9,6 +9,7 @@ is one behaviour. A graded course draws which layer it is that stands before the
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.base import module_calls
 from fxlab.passes.fuse import NORMS, fuse_conv_bn
 from fxlab.passes.shape_prop import shape_prop
+from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import edited, run, unequal
 from fxlab.teach.programs import SHAPES, fill, layer, programs
@@ -101,10 +103,15 @@ def entry(answer: Any, gm: GraphModule) -> dict[str, GraphModule]:
     """Run the pass.
 
     Returns:
-        {"program": the edited program, "model": the program over the modules that were given}
+        {"program": the edited program, "model": a program that has the modules that were given}
     """
+    # The layers as the traced model has them, under their paths; no copy of the program, which a
+    # recording would show as edits.
     graph = Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
+    x = graph.placeholder("x")
+    for path in module_calls(gm):
+        graph.call_module(path, (x,))
+    graph.output(x)
     model = GraphModule(gm, graph)
     return {"program": edited(answer, gm), "model": model}
 
@@ -417,4 +424,33 @@ VARIANTS = {
     "Conv2d": Variant(partial(make, CONV)),
     "Linear": Variant(partial(make, LINEAR), _words(LINEAR)),
     "ConvTranspose2d": Variant(partial(make, TRANSPOSED), _words(TRANSPOSED)),
+}
+
+
+def _many_pairs(count: int) -> tuple[GraphModule]:
+    """Return a chain of convolutions and batch norms of about ``count`` nodes, as arguments."""
+    graph, root = Graph(), nn.Module()
+    value = graph.placeholder("x")
+    for k in range(count // 2):
+        root.add_module(f"conv{k}", nn.Conv2d(1, 1, 1))
+        root.add_module(f"bn{k}", nn.BatchNorm2d(1))
+        value = graph.call_module(f"bn{k}", (graph.call_module(f"conv{k}", (value,)),))
+    graph.output(value)
+    return (GraphModule(root.eval(), graph).eval(),)
+
+
+def _theirs(gm: torch.fx.GraphModule) -> None:
+    with warnings.catch_warnings():  # its module warns when it is imported
+        warnings.simplefilter("ignore")
+        from torch.fx.experimental.optimization import fuse
+    fuse(gm)
+
+
+COMPARE = {
+    "3.2": Reference(
+        kit=fuse_conv_bn,
+        small=partial(net, CONV, _two_pairs),
+        large=_many_pairs,
+        torch_fx=_theirs,
+    )
 }

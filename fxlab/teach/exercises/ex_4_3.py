@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node, target_text
 from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.memory import live_ranges, lower_peak, peak_of
 from fxlab.passes.shape_prop import shape_prop
+from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import edited, kind_of, same_program
 from fxlab.teach.limits import AnswerError
@@ -402,3 +404,23 @@ EXERCISE = Exercise(
         ),
     ),
 )
+
+
+def _long_ladder(count: int) -> tuple[Any, ...]:
+    """Return a program of about ``count`` nodes that makes all its values before it uses one."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    rungs = [graph.call_method("repeat", (x, 8)) for _ in range(count // 3)]
+    total = x
+    for rung in rungs:
+        total = graph.call_function(torch.add, (total, graph.call_method("sum", (rung,))))
+    graph.output(total)
+    return GraphModule(nn.Module(), graph), [torch.ones(4)]
+
+
+def _kits_order(gm: GraphModule) -> GraphModule:
+    values = [n.meta["tensor_meta"] for n in gm.graph.find_nodes(op="placeholder")]
+    return lower_peak(gm, *(torch.empty(v.shape, dtype=v.dtype) for v in values))
+
+
+COMPARE = {"4.3b": Reference(_kits_order, lambda: _traced(_ladder, 4), _long_ladder)}
