@@ -11,13 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxlab.core.errors import FxlabError
-from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
-from fxlab.passes.quantize.observers import Observer, PerChannelMinMaxObserver
+from fxlab.passes.quantize.observers import Observer
 from fxlab.passes.quantize.report import sqnr
 from fxlab.teach.exercise import Case, Exercise, Finding, Part
 from fxlab.teach.exercises.linear import (
@@ -26,6 +24,8 @@ from fxlab.teach.exercises.linear import (
     Keyword,
     NoLayer,
     One,
+    Ranges,
+    Reference,
     Two,
     TwoInputs,
     described,
@@ -33,6 +33,7 @@ from fxlab.teach.exercises.linear import (
     program,
     rows_of,
     run,
+    weight_qparams,
     without_observers,
 )
 from fxlab.teach.judge import edited, kind_of
@@ -61,27 +62,6 @@ def entry_a(answer: Any, gm: Any, batches: Iterable = ()) -> Any:
         if isinstance(module, Observer)
     }
     return found
-
-
-class _Ranges(Interpreter):
-    """Runs the float program and keeps the range of what each linear layer reads."""
-
-    def __init__(self, gm: Any) -> None:
-        super().__init__(gm)
-        self.ranges: dict[Node, tuple[float, float]] = {}
-
-    def call_module(self, target: Any, args: tuple, kwargs: dict) -> Any:
-        value = super().call_module(target, args, kwargs)
-        if isinstance(self.fetch_attr(target), nn.Linear):
-            (node,) = self.node.all_input_nodes
-            seen = args[0] if args else kwargs["input"]
-            low, high = self.ranges.get(node, (float("inf"), float("-inf")))
-            self.ranges[node] = min(low, float(seen.min())), max(high, float(seen.max()))
-        return value
-
-    def run_node(self, n: Node) -> Any:
-        self.node = n
-        return super().run_node(n)
 
 
 def judge_a(args: tuple, found: Any) -> Finding | None:
@@ -135,7 +115,7 @@ def judge_a(args: tuple, found: Any) -> Finding | None:
 
 
 def _compare_a(gm: Any, batches: list, found: dict, wrong: Any, paths: dict) -> Finding | None:
-    truth = _Ranges(gm)
+    truth = Ranges(gm)
     with torch.no_grad():
         outputs = [truth.run(*batch) for batch in batches]
     for mine, theirs in zip(outputs, found["outputs"], strict=True):
@@ -328,45 +308,6 @@ def entry_c(answer: Any, prepared: Any, inputs: Iterable = ()) -> Any:
     return found
 
 
-class _Reference(Interpreter):
-    """Runs a calibrated program as integers would: inputs and weights rounded to their codes.
-
-    Args:
-        gm: the program.
-        bias: whether layers add their bias.
-        codes: whether layers round their inputs.
-    """
-
-    def __init__(self, gm: Any, bias: bool = True, codes: bool = True) -> None:
-        super().__init__(gm)
-        self.bias, self.codes = bias, codes
-
-    def call_module(self, target: Any, args: tuple, kwargs: dict) -> Any:
-        module = self.fetch_attr(target)
-        if isinstance(module, Observer):
-            return args[0]
-        if isinstance(module, nn.Linear):
-            (source,) = self.node.all_input_nodes
-            observer: Any = self.fetch_attr(source.target)
-            x = args[0] if args else kwargs["input"]
-            x = observer.qparams().fake_quantize(x) if self.codes else x
-            weight = weight_qparams(module).fake_quantize(module.weight)
-            bias = module.bias.double() if self.bias and module.bias is not None else None
-            return F.linear(x.double(), weight.double(), bias).float()
-        return super().call_module(target, args, kwargs)
-
-    def run_node(self, n: Node) -> Any:
-        self.node = n
-        return super().run_node(n)
-
-
-def weight_qparams(layer: nn.Linear) -> Any:
-    """Return the scales of a layer's weight, one an output channel."""
-    observer = PerChannelMinMaxObserver()
-    observer(layer.weight.detach())
-    return observer.qparams()
-
-
 def judge_c(args: tuple, found: Any) -> Finding | None:
     """Look for what should be gone; compare weights with their codes, outputs with integers."""
     prepared, inputs = args
@@ -387,7 +328,8 @@ def judge_c(args: tuple, found: Any) -> Finding | None:
     layers = [node for node in prepared.graph.nodes if _is_linear(prepared, node)]
     if len(found["codes"]) != len(layers):
         return wrong(
-            f"{len(found['codes'])} calls have int8 weights; of layers there were {len(layers)} calls"
+            f"{len(found['codes'])} calls have int8 weights, and {len(layers)} calls of a layer "
+            "were there"
         )
     for (name, codes), node in zip(found["codes"].items(), layers, strict=True):
         layer: Any = prepared.get_submodule(node.target)
@@ -404,7 +346,7 @@ def judge_c(args: tuple, found: Any) -> Finding | None:
 def _compare_c(prepared: Any, inputs: list, found: dict, wrong: Any, layers: int) -> Finding | None:
     for batch, output in zip(inputs, found["outputs"], strict=True):
         with torch.no_grad():
-            reference = _Reference(prepared).run(*batch)
+            reference = Reference(prepared).run(*batch)
         if output.shape != reference.shape or output.dtype != reference.dtype:
             return wrong(
                 f"the output is {output.dtype} {list(output.shape)}; it is "
@@ -424,7 +366,7 @@ def _why_c(prepared: Any, batch: tuple, reference: Tensor, output: Tensor) -> st
         ({"codes": False}, "the layers read float: their inputs were not made codes by a Quantize"),
     ):
         with torch.no_grad():
-            other = _Reference(prepared, **options).run(*batch)
+            other = Reference(prepared, **options).run(*batch)
         if not torch.equal(other, reference) and sqnr(other, output) > 60:
             return sentence
     return (

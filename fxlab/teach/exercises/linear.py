@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxlab
+from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node, target_text
 from fxlab.passes.quantize.observers import MinMaxObserver, Observer, PerChannelMinMaxObserver
 from fxlab.passes.quantize.prepare import prepare
@@ -192,3 +194,70 @@ def without_observers(rows: list[dict]) -> list[tuple]:
         (rows[i]["op"], rows[i]["target"], settled(rows[i]["args"]), settled(rows[i]["kwargs"]))
         for i in kept
     ]
+
+
+# -------------------------------------------------------------------- what is right, by running it
+
+
+class Ranges(Interpreter):
+    """Runs the float program and keeps the range of what each linear layer reads."""
+
+    def __init__(self, gm: Any) -> None:
+        super().__init__(gm)
+        self.ranges: dict[Node, tuple[float, float]] = {}
+
+    def call_module(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        """Note the range of a layer's input."""
+        value = super().call_module(target, args, kwargs)
+        if isinstance(self.fetch_attr(target), nn.Linear):
+            (node,) = self.node.all_input_nodes
+            seen = args[0] if args else kwargs["input"]
+            low, high = self.ranges.get(node, (float("inf"), float("-inf")))
+            self.ranges[node] = min(low, float(seen.min())), max(high, float(seen.max()))
+        return value
+
+    def run_node(self, n: Node) -> Any:
+        """Remember whose turn it is."""
+        self.node = n
+        return super().run_node(n)
+
+
+class Reference(Interpreter):
+    """Runs a calibrated program as integers would: inputs and weights rounded to their codes.
+
+    Args:
+        gm: the program.
+        bias: whether layers add their bias.
+        codes: whether layers round their inputs.
+    """
+
+    def __init__(self, gm: Any, bias: bool = True, codes: bool = True) -> None:
+        super().__init__(gm)
+        self.bias, self.codes = bias, codes
+
+    def call_module(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        """Skip observers; run layers on what codes can represent."""
+        module = self.fetch_attr(target)
+        if isinstance(module, Observer):
+            return args[0]
+        if isinstance(module, nn.Linear):
+            (source,) = self.node.all_input_nodes
+            observer: Any = self.fetch_attr(source.target)
+            x = args[0] if args else kwargs["input"]
+            x = observer.qparams().fake_quantize(x) if self.codes else x
+            weight = weight_qparams(module).fake_quantize(module.weight)
+            bias = module.bias.double() if self.bias and module.bias is not None else None
+            return F.linear(x.double(), weight.double(), bias).float()
+        return super().call_module(target, args, kwargs)
+
+    def run_node(self, n: Node) -> Any:
+        """Remember whose turn it is."""
+        self.node = n
+        return super().run_node(n)
+
+
+def weight_qparams(layer: nn.Linear) -> Any:
+    """Return the scales of a layer's weight, one an output channel."""
+    observer = PerChannelMinMaxObserver()
+    observer(layer.weight.detach())
+    return observer.qparams()

@@ -91,8 +91,9 @@ def wrong_bias_needed():
 
 def wrong_delegation():
     """Takes the kit's own converters."""
-    from fxlab.backends import converter  # noqa: F401  (fills the registry)
+    from fxlab.backends import converters_act, converters_reduce
     from fxlab.backends.registry import find_converter
 
+    assert converters_act and converters_reduce  # imported: their converters are in the registry
     targets = (F.silu, torch.mean, F.linear)
     return {target: find_converter("call_function", target) for target in targets}
