@@ -30,8 +30,8 @@ class PythonCode:
 
     `src` holds the text and `globals` the objects that its global names stand for. `defaults` maps
     a parameter to the very object that is its default; `lines` holds the Node (or None) of each
-    line after the `def` line, which is line `_prologue_start` of `src`; `starts` where in the
-    compiled code each line begins, once somebody asked.
+    line after the `def` line, which is line `_prologue_start` of `src`; `places` the line of
+    each place in the compiled code, once somebody asked.
     """
 
     src: str
@@ -39,7 +39,7 @@ class PythonCode:
     lines: list[Node | None] = field(default_factory=list)
     _prologue_start: int = 0
     defaults: dict[str, Any] = field(default_factory=dict)
-    starts: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)
+    places: dict[int, int | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def lineno_map(self) -> dict[int, Node]:

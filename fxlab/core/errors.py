@@ -8,7 +8,6 @@ place. `call_site` finds that place; it is also what provenance and the explorer
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import copyreg
 import linecache
@@ -29,12 +28,11 @@ if TYPE_CHECKING:
 Frame = tuple[str, int, str]
 """A place in somebody's source: (file, line, function)."""
 
-_HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_FOLDERS = (_HERE, *(str(Path(_HERE).parent / room) for room in ("explorer", "tracing")),
-            str(Path(_TORCH) / "fx"))  # fmt: skip
-_MACHINERY = [str(Path(_HERE).parent / "passes" / f"{n}.py") for n in ("rewriter", "matcher")]
-_MACHINERY.append(contextlib.__file__)
+_ROOMS, _TORCH = Path(__file__).parent.parent, str(Path(torch.__file__).parent)
+_HERE, _TORCH_FX = str(_ROOMS / "core"), os.path.join(_TORCH, "fx")
+_FOLDERS = (_HERE, str(_ROOMS / "explorer"), str(_ROOMS / "tracing"), _TORCH_FX)
+_FILES = (contextlib.__file__, *(str(_ROOMS / "passes" / name) for name in (
+    "rewriter.py", "matcher.py", "unused.py")))  # fmt: skip
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
 trace_state = threading.local()
 """`outer`, in a thread that traces: the frames that called the module being traced."""
@@ -49,7 +47,7 @@ class _Kinds(dict[str, int]):
         folder, _, file = name.rpartition(os.sep)
         if folder == _HERE and file == "capture.py":
             kind = _BORDER
-        elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_")) or name in _MACHINERY:
+        elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_")) or name in _FILES:
             kind = _INSIDE
         else:
             kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE
@@ -120,10 +118,10 @@ def _node_of(frame: types.FrameType) -> Any:
     code = generated_code.get(frame.f_code.co_filename)
     if code is None:
         return None
-    if not code.starts:
-        code.starts = [(start, line or 0) for start, _, line in frame.f_code.co_lines()]
-    at = bisect.bisect_right(code.starts, (frame.f_lasti, sys.maxsize))
-    return code.node_at(code.starts[at - 1][1])
+    if not code.places:
+        lines = frame.f_code.co_lines()
+        code.places = {at: line for first, end, line in lines for at in range(first, end)}
+    return code.node_at(code.places.get(frame.f_lasti) or 0)
 
 
 def register_generated(file: str, code: PythonCode, function: types.FunctionType) -> None:

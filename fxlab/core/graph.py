@@ -172,7 +172,9 @@ class Graph:
     may share one Graph.
     """
 
-    print_tabular: Callable[..., str]  # fxlab/display
+    __str__: Callable[[Graph], str]  # fxlab/display, as is the next
+    print_tabular: Callable[..., str]
+    eliminate_dead_code: Callable[..., bool]  # fxlab/passes/cleanup
 
     def __init__(self, owning_module: GraphModule | None = None, tracer_cls: type | None = None,
                  tracer_extras: dict[str, Any] | None = None) -> None:  # fmt: skip
@@ -483,23 +485,6 @@ class Graph:
 
         lint(self)
 
-    def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] = Node.is_impure) -> bool:
-        """Erase the Nodes whose value nobody reads and whose erasure nobody could notice.
-
-        Args:
-            is_impure_node: says which Nodes to keep. `torch.fx.Node.is_impure` has torch.fx's
-                narrower idea of an effect, which erases in-place operations that nobody reads.
-
-        Returns:
-            Whether anything was erased.
-        """
-        self.lint()
-        keep, before = is_impure_node or Node.is_impure, self._len
-        for node in reversed(self.nodes):
-            if not node.users and node._op not in ("placeholder", "output") and not keep(node):
-                self.erase_node(node)
-        return self._len != before
-
     def process_inputs(self, *args: Any) -> Any:
         """Turn the arguments of `forward` into one value per placeholder."""
         return self._codegen.process_inputs(*args)
@@ -539,11 +524,6 @@ class Graph:
             options: passed to `CodeGen`, e.g. `verbose=True`.
         """
         return self._codegen._gen_python_code(self.nodes, root_module, _Namespace(), **options)
-
-    def __str__(self) -> str:
-        returns = [""]
-        lines = [node.format_node(None, returns) or "" for node in self.nodes]
-        return "\n    ".join([f"graph(){returns[0]}:", *lines])
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Graph:
         """Copy the Graph itself: names, order, types, meta (one level deep), code generator."""

@@ -93,8 +93,9 @@ class GraphModule(nn.Module):
     _edition = 0
     __constants__ = ("_edition",)  # TorchScript compiles anew what has another constant
     __jit_unused_properties__ = ("graph", "code", "original_type")
-    print_readable: Callable[..., str]  # fxlab/display
-    to_folder: Callable[..., None]  # fxlab/display
+    print_readable: Callable[..., str]  # fxlab/display, as is the next
+    to_folder: Callable[..., None]
+    delete_all_unused_submodules: Callable[[], None]  # fxlab/passes/cleanup
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         """Give each instance a class of its own, since `forward` belongs to a class."""
@@ -258,14 +259,6 @@ class GraphModule(nn.Module):
             delattr(holder, name)
         return True
 
-    def delete_all_unused_submodules(self) -> None:
-        """Delete the sub-modules that no Node calls or reads and that hold none that one does."""
-        read = {n._target for n in self._graph.nodes if n._op in ("call_module", "get_attr")}
-        used = {prefix for target in read for prefix in _prefixes(str(target))}
-        for path in [path for path, _ in self.named_modules(remove_duplicate=False) if path]:
-            if path not in used and read.isdisjoint(_prefixes(path)):
-                self.delete_submodule(path)
-
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__
         if name in fields.get("_modules", ()):
@@ -381,11 +374,6 @@ for _list, _name in _HOOKS.items():
     for _verb, _change in (("register", "append"), ("unregister", "remove")):
         _method = functools.partialmethod(GraphModule._change_hooks, _list, _change)
         setattr(GraphModule, f"_{_verb}_{_name}_hook", _method)
-
-
-def _prefixes(path: str) -> set[str]:
-    """Return every path on the way to `path`, itself too."""
-    return set(itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def _run_source(code: PythonCode, function_name: str) -> Any:

@@ -218,7 +218,8 @@ class Node:
                  "_input_nodes", "meta", "_prev", "_next", "_erased", "_key", "_repr_fn",
                  "__dict__", "__weakref__")  # fmt: skip
 
-    _shape_text: Callable[[Node], str]  # fxlab/display
+    format_node: Callable[..., str | None]  # fxlab/display, as is the next
+    stack_trace: str | None
     normalized_arguments: Callable[..., Any]  # fxlab/passes/normalize
     graph: Graph
     users: dict[Node, None]
@@ -327,18 +328,6 @@ class Node:
         """The Nodes in `args` and `kwargs`, in order, each once."""
         return list(self._input_nodes)
 
-    @property
-    def stack_trace(self) -> str | None:
-        """The place in the user's source that made this Node, as text; outermost frame first."""
-        kept, frames = self.meta.get("stack_trace"), self.meta.get("source")
-        if kept is not None or not frames:
-            return kept
-        return "\n".join(f'  File "{f}", line {n}, in {fn}' for f, n, fn in reversed(frames))
-
-    @stack_trace.setter
-    def stack_trace(self, trace: str | None) -> None:
-        self.meta["stack_trace"] = trace
-
     def prepend(self, x: Node) -> None:
         """Move `x`, a Node of the same graph, to just before this one."""
         self.graph._move(x, self._prev, self)
@@ -436,33 +425,6 @@ class Node:
 
     _pretty_print_target = staticmethod(lambda target: target_text(target))
 
-    def format_node(
-        self, placeholder_names: list[str] | None = None, maybe_return_typename: list[str] | None
-        = None, *, include_tensor_metadata: bool = False) -> str | None:  # fmt: skip
-        """Return the line that `print(graph)` shows for this Node.
-
-        Args:
-            placeholder_names: when given, a placeholder's text is appended there, None is returned.
-            maybe_return_typename: when given, an output's annotation is written to its element 0.
-            include_tensor_metadata: show dtype and shape from `meta` where known.
-        """
-        op, kind = self._op, "" if self._type is None else type_text(self._type)
-        if op == "placeholder" and placeholder_names is not None:
-            placeholder_names.append(f"{self._target}: {kind}" if kind else str(self._target))
-            return None
-        if op == "output":
-            if kind and maybe_return_typename:
-                maybe_return_typename[0] = f" -> {kind}"
-            return f"return {self._args[0] if self._args else None}"
-        shown = (include_tensor_metadata and op[:4] == "call" and self._shape_text()) or kind
-        text = (f"%{self._name} : {shown}{' ' if shown else ''}[num_users={len(self.users)}] = {op}"
-                f"[target={target_text(self._target)}]")  # fmt: skip
-        if op == "placeholder":
-            return f"{text}(default={self._args[0]})" if self._args else text
-        if op == "get_attr":
-            return text
-        return f"{text}(args = {format_arg(self._args)}, kwargs = {format_arg(self._kwargs)})"
-
 
 _LEAVES.add(Node)
 
@@ -505,14 +467,6 @@ def add_ancestors(node: Node, sources: list[Node]) -> None:
             meta[key] = sources[0].meta[key]
 
 
-def type_text(kind: Any) -> str:
-    """Return an annotation as text, short for classes."""
-    if not isinstance(kind, type) or isinstance(kind, types.GenericAlias):
-        return str(kind)
-    builtin = kind.__module__ == "builtins"
-    return kind.__qualname__ if builtin else f"{kind.__module__}.{kind.__qualname__}"
-
-
 def qualified_name(func: Callable[..., Any]) -> str:
     """Return the dotted name under which a function can be found, e.g. `torch.relu`."""
     name = getattr(func, "__name__", None) or getattr(type(func), "__name__", "callable")
@@ -542,24 +496,6 @@ def _text_of(target: Any) -> str:
 
 
 _builtin_text = functools.lru_cache(maxsize=4096)(_text_of)
-
-
-class _Text(str):
-    """Text that shows without quotes inside a container's repr."""
-
-    __repr__ = str.__str__
-
-
-def format_arg(arg: Any) -> str:
-    """Return an argument as `print(graph)` shows it: Nodes with a %."""
-
-    def leaf(a: Any) -> _Text:
-        custom = getattr(a, "_custom_fx_repr_fn", None)
-        return _Text(f"%{a}" if isinstance(a, Node) else custom() if custom else str(a))
-
-    if isinstance(arg, dict):
-        return "{" + ", ".join(f"{k}: {format_arg(v)}" for k, v in arg.items()) + "}"
-    return str(_map(arg, leaf))
 
 
 def lookup(module: Any, path: str, *default: Any) -> Any:

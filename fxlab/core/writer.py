@@ -38,7 +38,7 @@ _NOT_NAMES = frozenset((*keyword.kwlist, "__debug__"))
 _LITERALS = frozenset((bool, str, bytes, type(None)))
 _CALLABLES = (type, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverload,
               torch._ops.OpOverloadPacket)  # fmt: skip
-_torch_paths: dict[int, tuple[Any, str]] = {}
+_ROOTS = {"torch": torch, "operator": operator}
 
 
 def is_name(text: str) -> bool:
@@ -116,15 +116,10 @@ class Writer:
 
     def callee(self, fn: Any) -> str:
         """Return an expression for a function, class or operator."""
-        known = _torch_paths.get(id(fn))
-        if known is not None:
-            return f"{self.torch}.{known[1]}"
         path = qualified_name(fn)
-        if path.startswith("torch.") and lookup(torch, path[6:], None) is fn:
-            _torch_paths[id(fn)] = fn, path[6:]
-            return f"{self.torch}.{path[6:]}"
-        if path.startswith("operator.") and getattr(operator, path[9:], None) is fn:
-            return f"{self.bind('operator', operator)}.{path[9:]}"
+        root, _, rest = path.partition(".")
+        if root in _ROOTS and lookup(_ROOTS[root], rest, None) is fn:
+            return f"{self.bind(root, _ROOTS[root])}.{rest}"
         return self.bind(path, fn)
 
     # -- expressions ----------------------------------------------------------------------------
@@ -154,9 +149,9 @@ class Writer:
         if kind is dict or kind is immutable_dict:
             value, inner = self.value, depth + 1
             return "{" + ", ".join([f"{value(k)}: {value(v, inner)}" for k, v in arg.items()]) + "}"
-        if kind is slice:
+        if kind is slice or kind is range:
             parts = [self.value(a, depth + 1) for a in (arg.start, arg.stop, arg.step)]
-            return f"{self.bind('slice', slice)}({', '.join(parts)})"
+            return f"{self.bind(kind.__name__, kind)}({', '.join(parts)})"
         return self._object(arg, kind, depth)
 
     def _object(self, arg: Any, kind: type, depth: int) -> str:
@@ -168,8 +163,6 @@ class Writer:
             return f"{self.bind('device', torch.device)}(type={arg.type!r}{index})"
         if kind is complex and not any(mark in repr(arg) for mark in ("inf", "nan", "-0")):
             return repr(arg)
-        if kind is range:
-            return f"{self.bind('range', range)}({arg.start}, {arg.stop}, {arg.step})"
         if kind is set or kind is frozenset:
             items = ", ".join(sorted([self.value(a, depth + 1) for a in arg]))
             text = f"{{{items}}}" if items else f"{self.bind('set', set)}()"

@@ -10,40 +10,13 @@ from __future__ import annotations
 import linecache
 from typing import Any
 
-import torch
-
 from fxlab.core.errors import CodegenError
-from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
-from fxlab.core.node import Node, format_arg, target_text
+from fxlab.core.node import Node
+
+from .printed import shape_text
 
 _OPTIONS = ("include_stride", "include_device", "colored", "additional_meta")
-
-
-def shape_text(value: Any) -> str:
-    """Return dtype and shape of a tensor, a Node's value, or tensor metadata: `f32[8, 3]`.
-
-    Args:
-        value: a tensor, a Node whose meta has `tensor_meta` or `val`, a TensorMetadata, or a
-            tuple or list of those. Anything else gives "".
-    """
-    if isinstance(value, Node):
-        meta = value.meta
-        value = meta.get("tensor_meta", meta.get("val", meta.get("example_value")))
-    if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
-        parts = [shape_text(v) for v in value[:8]]
-        return "(" + ", ".join(parts) + ")" if any(parts) else ""
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        return ""
-    sizes = ", ".join(str(size) for size in value.shape)
-    return f"{_DTYPES.get(value.dtype, str(value.dtype).removeprefix('torch.'))}[{sizes}]"
-
-
-_DTYPES = {getattr(torch, name): short for name, short in {
-    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
-    "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b8",
-    "complex64": "c64", "complex128": "c128", "quint8": "qu8", "qint8": "qi8", "qint32": "qi32",
-}.items()}  # fmt: skip
 
 
 class Comments:
@@ -110,26 +83,3 @@ def _readable(gm: GraphModule, name: str, options: dict[str, Any]) -> str:
     parts = [code.src.strip(), *(_readable(module, child, options) for child, module in inner)]
     body = "\n\n".join(parts).replace("\n", "\n    ")
     return f"class {name}(torch.nn.Module):\n    {body}\n"
-
-
-def print_tabular(self: Graph, print_output: bool = True) -> str:
-    """Print the Nodes as a table of opcode, name, target, args, kwargs; return its text.
-
-    >>> import fxlab
-    >>> _ = fxlab.symbolic_trace(lambda x: x.neg()).graph.print_tabular()
-    opcode       name    target  args    kwargs
-    -----------  ------  ------  ------  ------
-    placeholder  x       x       ()      {}
-    call_method  neg     neg     (x,)    {}
-    output       output  output  (neg,)  {}
-    """
-    rows = [["opcode", "name", "target", "args", "kwargs"]]
-    for n in self.nodes:
-        args, kwargs = (format_arg(a).replace("%", "") for a in (n.args, n.kwargs))
-        rows.append([n.op, n.name, target_text(n.target), args, kwargs])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * width for width in widths])
-    text = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    if print_output:
-        print(text)
-    return text

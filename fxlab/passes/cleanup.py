@@ -20,6 +20,7 @@ from fxlab.core.purity import effect
 from fxlab.passes.alias import Memory
 from fxlab.passes.base import as_pass, regions, report
 from fxlab.passes.shape_prop import shape_text
+from fxlab.passes.unused import erase_unread
 
 __all__ = ["const_fold", "cse", "dce"]
 
@@ -46,15 +47,16 @@ def dce(gm: GraphModule) -> GraphModule:
           erased relu: nothing read it
     """
     changed, kept = [], []
-    for node in reversed(list(gm.graph.nodes)):
-        if node.users or node.op in ("placeholder", "output"):
-            continue
+
+    def keep(node: Node) -> bool:
         reason = effect(node, gm)
         if reason is None:
-            gm.graph.erase_node(node)
             changed.append(f"erased {node.name}: nothing read it")
         else:
             kept.append(f"{node.name} kept: {reason}")
+        return reason is not None
+
+    erase_unread(gm.graph, keep)
     return _finish(gm, "dce", changed, kept)
 
 
