@@ -29,7 +29,7 @@ Frame = tuple[str, int, str]
 """A place in somebody's source: (file, line, function)."""
 
 _ROOMS, _TORCH = Path(__file__).parent.parent, str(Path(torch.__file__).parent)
-_HERE, _TORCH_FX = str(_ROOMS / "core"), os.path.join(_TORCH, "fx")
+_HERE, _TORCH_FX = str(_ROOMS / "core"), str(Path(_TORCH) / "fx")
 _FOLDERS = (_HERE, str(_ROOMS / "explorer"), str(_ROOMS / "tracing"), _TORCH_FX)
 _FILES = (contextlib.__file__, *(str(_ROOMS / "passes" / name) for name in (
     "rewriter.py", "matcher.py", "unused.py")))  # fmt: skip
