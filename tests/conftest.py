@@ -28,15 +28,20 @@ def distributions_of(name: str) -> list[importlib.metadata.Distribution]:
     return list(found.values())
 
 
-@pytest.fixture(scope="session")
-def bare(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python in an environment that has torch and what torch needs, and the project."""
-    folder = tmp_path_factory.mktemp("bare")
+def link_torch_into(folder: Path) -> None:
+    """Make torch and what it needs importable from ``folder``, without another installation."""
     for distribution in distributions_of("torch"):
         for top in {Path(str(path)).parts[0] for path in distribution.files or []}:
             target = Path(str(distribution.locate_file(top)))
             if top not in ("..", "__pycache__") and target.exists() and not (folder / top).exists():
                 (folder / top).symlink_to(target)
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python in an environment that has torch and what torch needs, and the project."""
+    folder = tmp_path_factory.mktemp("bare")
+    link_torch_into(folder)
     (folder / "fxlab").symlink_to(ROOT / "fxlab")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
