@@ -86,6 +86,7 @@ def test_names_of_the_students_are_text_in_the_card():
 def test_explore_steps_through_the_failing_case():
     explorer = check("2.2", no_effects).explore()
     assert [step.edit.kind for step in explorer.timeline.steps] == ["erase"]
+    assert 'check("2.2", my_dce).explore()' in str(check("2.2", no_effects))
     with pytest.raises(ExerciseError, match="no program to step through"):
         check("5.1", lambda *args: None).explore()
 
@@ -307,6 +308,12 @@ def test_same_program_sees_outputs_writes_and_random_numbers():
     draws = gm(lambda x: (torch.rand_like(x), x + 1)[1])
     assert "random numbers" in judge.same_program(plain, draws, x)
     assert "shape" in judge.same_program(plain, gm(lambda x: (x + 1).sum()), x)
+
+
+def test_without_hypothesis_the_check_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ExerciseError, match=r"fxlab\[teach\]"):
+        check("2.2", good)
 
 
 def test_every_exercise_is_listed_once_in_order():

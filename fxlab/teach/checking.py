@@ -52,7 +52,14 @@ def check(
         'todo'
     """
     owner, asked = part(id)
-    result = run_check(owner, asked, answer, behaviour=behaviour, cases=cases)
+    try:
+        result = run_check(owner, asked, answer, behaviour=behaviour, cases=cases)
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ExerciseError(
+            "checks need the package hypothesis", hint='%pip install "fxlab[teach]"'
+        ) from None
     from fxlab.teach import keeping
 
     keeping.note_check(asked.id, result)

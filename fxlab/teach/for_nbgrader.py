@@ -1,8 +1,8 @@
 """What does nbgrader need to make the same student files as `fxlab release`?
 
-Its own way of clearing a solution writes one text for all; ours names the exercise, so that a stub's
-error and the check speak of the same number. `nbgrader_config.py` beside the masters takes these
-preprocessors. Imported by nbgrader only.
+Its own way of clearing a solution writes one text for all; ours names the exercise, so that a
+stub's error and the check speak of the same number. `nbgrader_config.py` beside the masters takes
+these preprocessors. Imported by nbgrader only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class ClearSolutions(theirs.ClearSolutions):
         """Clear one cell."""
         mark = cell.metadata.get("nbgrader", {})
         id = part_id(mark.get("grade_id"))
-        self.code_stub = {**self.code_stub, "python": f'raise NotDone("{id}")'}
+        stubs: Any = self.code_stub
+        self.code_stub = {**stubs, "python": f'raise NotDone("{id}")'}
         return super().preprocess_cell(cell, resources, cell_index)
 
 
@@ -29,5 +30,6 @@ def generate_preprocessors() -> list[Any]:
     """The preprocessors of `nbgrader generate_assignment`, with ours in the place of theirs."""
     from nbgrader.converters import GenerateAssignment
 
-    names = GenerateAssignment.preprocessors.default_args[0]  # a trait's default
-    return [ClearSolutions if one is theirs.ClearSolutions else one for one in names]
+    trait: Any = GenerateAssignment.preprocessors
+    defaults = trait.default_args[0]
+    return [ClearSolutions if one is theirs.ClearSolutions else one for one in defaults]

@@ -149,6 +149,8 @@ class Result:
         if self.first is not None:
             lines += [f"  | {line}" for line in self.first.trace.splitlines()]
             lines += _finding_text(self.first.finding)
+        if self.status == "fail" and self._steppable():
+            lines.append(f"  step through it: {self._again()}.explore()")
         if self.printed:
             lines.append("  your code printed: " + self.printed[:300].replace("\n", "\n    "))
         return "\n".join(lines)
@@ -178,7 +180,8 @@ class Result:
             out.append(f"<details><summary>your code printed</summary>"
                        f'<pre style="{_PRE}">{_e(self.printed)}</pre></details>')  # fmt: skip
         if self.status == "fail" and self.first is not None and self._steppable():
-            out.append('<p style="margin:6px 0"><code>_.explore()</code> steps through it.</p>')
+            out.append(f'<p style="margin:6px 0"><code>{_e(self._again())}.explore()</code> steps '
+                       "through it.</p>")  # fmt: skip
         if self and self.answer is not None and _comparable(self.id):
             out.append(f'<p style="margin:6px 0"><code>{_e(self._again())}.compare()</code> shows '
                        "it beside the kit's own pass.</p>")  # fmt: skip
@@ -187,7 +190,7 @@ class Result:
 
     def _again(self) -> str:
         """The call that makes this result again, as a student writes it."""
-        return f'check("{self.id}", {getattr(self.answer, "__name__", "your_answer")})'
+        return f'check("{self.id}", {part(self.id)[1].name})'
 
     def _steppable(self) -> bool:
         return any(isinstance(one, GraphModule) for one in self._failing_args())
