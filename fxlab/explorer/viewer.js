@@ -58,11 +58,7 @@ export function layout(inputs, leaf, limit = LANES) {
   const pack = (chosen, first) => {
     const lane = inputs.map(() => -1), free = [];
     let width = first, unread = -1;
-    const release = (value) => {
-      let at = free.length;
-      while (at > 0 && free[at - 1] < value) at--;
-      free.splice(at, 0, value);
-    };
+    const release = (value) => { free.push(value); free.sort((a, b) => b - a); };
     inputs.forEach((read, row) => {
       if (unread >= 0) release(unread);
       unread = -1;
@@ -214,7 +210,8 @@ export class Story {
         if (isGroup(kid)) walk.push(Object.assign(kid, { up: group }));
         else home.set(kid, group);
       }
-    let shown = root.kids.length, level = root.kids.filter(isGroup);
+    const given = ({ path, size }) => size > 12 && Object.values(OPS).includes(paths[path][2]);
+    let shown = root.kids.length, level = root.kids.filter((kid) => isGroup(kid) && !given(kid));
     while (level.length) {
       shown += level.flatMap((group) => group.kids).length - level.length;
       if (frame.slots.length > FLAT && shown > OPENED) break;
@@ -283,7 +280,7 @@ export class Viewer {
     this.lanes = svg("svg", { class: "f-lanes", "aria-hidden": "true" });
     this.canvas = h("div.f-canvas", { role: "rowgroup" });
     this.grid = h("div.f-grid", { tabindex: 0, role: "treegrid", "aria-readonly": "true",
-      "aria-label": `${elide(d.title, 80)}: nodes beside their code` }, this.canvas);
+      "aria-label": `${elide(d.title, 80)}: nodes and code` }, this.canvas);
     this.slider = h("input.f-slider", { type: "range", min: 0, max: last, step: 1, "aria-label": "step" });
     on(this.slider, "input", () => this.go(Number(this.slider.value)));
     const ticks = d.passes.filter((pass) => pass.first > 1 && !pass.quiet).map(({ first }) =>
@@ -410,7 +407,7 @@ export class Viewer {
     this.tell();
   }
 
-  // Everything that depends on the step or on the folds.
+  // All that depends on the step or on the folds.
   show(follow) {
     const { story } = this, frame = (this.frame = story.frame(this.step)), tree = (this.tree = story.tree(frame));
     const closed = this.closed || this.guessing, items = (this.items = []), stack = [[tree.root, 0]];
@@ -527,7 +524,8 @@ export class Viewer {
   }
 
   measure() {
-    this.tall = parseFloat(getComputedStyle(this.root).getPropertyValue("--row")) || 24;
+    this.tall = this.isWall ? 40 : 24;
+    this.style("--row", this.tall);
     if (!this.wide) {
       const probe = this.canvas.appendChild(h("span.f-probe", "0".repeat(50)));
       this.wide = probe.getBoundingClientRect().width / 50;
@@ -559,7 +557,7 @@ export class Viewer {
       for (const id of this.users.get(this.row) || []) this.around.set(id, this.around.has(id) ? "both" : "out");
     }
     const { data } = this, at = this.chosen(), rows = [], letter = this.wide || 8, shapes = (data.width + 2) * letter;
-    const columns = this.root.clientWidth < 560 || this.isWall ? 0 : shapes + this.columns.size * 92;
+    const columns = this.root.clientWidth < 560 || this.isWall ? 0 : shapes + this.columns.size * 84;
     const spare = (this.canvas.clientWidth || 600) - (this.gutter + 1) * LANE - 28 - columns;
     this.room = Math.max(12, Math.floor(spare / letter));
     for (let index = from; index < to; index++) rows.push(this.paintRow(index, index === at));
@@ -680,7 +678,7 @@ export class Viewer {
     attrs(this.lanes, { width: (this.gutter + 1) * LANE, height: this.items.length * tall }).replaceChildren(...kids);
   }
 
-  // The left pane: line, sentence, verdicts, and what is known of the selected row.
+  // The left pane: line, sentence, verdicts, the selected row.
   tell() {
     const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s];
     const isPass = span && span.kind === "pass", first = span || data.passes[0];
@@ -778,7 +776,7 @@ export class Viewer {
   value(v) {
     const bars = v.histogram || [], top = Math.max(1, ...bars), image = v.thumbnail;
     const rects = bars.map((n, k) => svg("path", { d: `M${k * 10} 40v${(-38 * n) / top}h9V40` }));
-    return [`${v.dtype || ""} ${v.seconds ? `${short(v.seconds * 1e3)} ms` : ""}`,
+    return [h("div", `${v.dtype || ""} ${v.seconds ? `${short(v.seconds * 1e3)} ms` : ""}`),
       bars.length > 0 && svg("svg", { class: "f-hist", viewBox: "0 0 160 40", role: "img",
         "aria-label": `histogram: ${bars.join(" ")}` }, rects),
       image && h("img.f-thumb", { src: `data:image/png;base64,${image}`, alt: "its last two dimensions, min to max" })];
@@ -870,9 +868,9 @@ export class Viewer {
   matching() {
     const wanted = this.query.toLowerCase(), out = [];
     const hit = ({ id, st }) => {
-      const now = this.now(id), texts = [now.name, now.target, OPS[now.letter], now.shape,
-        ...this.story.rows.get(id).source.map((w) => `${w[0]}:${w[1]}`)];
-      return st < 2 && texts.some((text) => text && text.toLowerCase().includes(wanted));
+      const now = this.now(id), places = this.story.rows.get(id).source.map(([file, line]) => `${file}:${line}`);
+      return st < 2 && [now.name, now.target, OPS[now.letter], now.shape, ...places].some((text) =>
+        text.toLowerCase().includes(wanted));
     };
     if (wanted) this.items.forEach(({ slots }, index) => { if (slots.some(hit)) out.push(index); });
     this.total = wanted ? this.frame.slots.filter(hit).length : 0;
@@ -888,8 +886,8 @@ export class Viewer {
       return;
     }
     const hits = (this.hits = this.matching()), now = this.chosen();
-    const next = by < 0 ? [...hits].reverse().find((at) => at < now) : hits.find((at) => (by ? at > now : at >= now));
-    const at = next ?? (by < 0 ? hits[hits.length - 1] : hits[0]);
+    const next = by < 0 ? hits.findLast((at) => at < now) : hits.find((at) => (by ? at > now : at >= now));
+    const at = next ?? hits.at(by < 0 ? -1 : 0);
     if (at !== undefined && by && this.items[at].group) {
       this.folds.set(this.items[at].group.key, true);
       this.group = null;
@@ -923,7 +921,7 @@ export class Viewer {
       h("div.f-kinds", kinds, next)];
   }
 
-  // Any edit that the pass may do next in the same match is a right guess.
+  // Any edit of the same match is a right guess.
   judge(kind, line) {
     const from = this.step + 1, next = this.story.steps.slice(from, from + (this.story.steps[from]?.n || 0));
     const right = next.find(({ w, k, r, m, e = [] }) =>
@@ -967,7 +965,7 @@ export class Viewer {
     say("drawing …");
     clearTimeout(this.waiting);
     const gone = () => say("No answer: the kernel that showed this has gone. All else here works.");
-    this.waiting = setTimeout(gone, 8000);
+    this.waiting = setTimeout(gone, 8e3);
     try { this.host.ask({ kind: "picture", step: this.step }); } catch { gone(); }
   }
 
