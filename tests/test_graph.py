@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import fxlab
 from fxlab import Graph, LintError, RewriteError
 from fxlab.core.graph import made_by
+from fxlab.explorer.undo import undo
 
 
 def chain(n=3):
@@ -188,7 +189,7 @@ def test_each_primitive_counts_tells_its_listeners_and_can_be_undone(kind):
     assert graph.version > version
     assert events[-1][0] == kind and events[-1][1] is graph
     for event in reversed(list(events)):
-        graph._undo(event[0], *event[2:])
+        undo(event[0], graph, *event[2:])
     assert str(graph) == text
     graph.lint()
 

@@ -27,6 +27,7 @@ from fxlab.core import errors
 from fxlab.core.errors import CodegenError, RewriteError
 from fxlab.core.graph import MISSING, Graph
 from fxlab.core.graph_module import GraphModule
+from fxlab.explorer.undo import undo
 
 
 class Model(nn.Module):
@@ -226,7 +227,7 @@ def test_an_edit_of_state_is_one_event_and_can_be_undone(name):
     assert [(e[0], e[2], e[3]["path"], e[4]["path"]) for e in events] == [(kind, None, path, path)]
     assert events[0][3]["value"] is before and events[0][4]["value"] is after and versions >= 1
     assert events[0][3]["module"] is gm
-    gm.graph._undo(events[0][0], *events[0][2:])
+    undo(events[0][0], gm.graph, *events[0][2:])
     undone = dict(gm.named_modules()) | dict(gm.named_parameters()) | dict(gm.named_buffers())
     assert undone == state and not hasattr(gm, "number")
 

@@ -18,6 +18,7 @@ from torch.fx.subgraph_rewriter import replace_pattern as torch_replace_pattern
 
 import fxlab
 from fxlab import RewriteError, SubgraphMatcher, explain_mismatch, replace_pattern
+from fxlab.explorer.undo import undo
 from fxlab.passes.rewriter import replace_pattern_with_filters
 
 
@@ -627,7 +628,7 @@ def test_listeners_see_every_edit_and_undo_restores_the_graph() -> None:
     assert kinds.count("reroute") == 3
     assert kinds.count("erase") == 3
     for kind, node, old, new in reversed(events):
-        gm.graph._undo(kind, node, old, new)
+        undo(kind, gm.graph, node, old, new)
     gm.graph.lint()
     assert str(gm.graph) == before
     assert gm.code == code

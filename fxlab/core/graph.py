@@ -146,7 +146,7 @@ class _node_list:  # torch.fx's name
         return repr(list(self))
 
 
-def _until_left(undo: Callable[[], None]) -> ExitStack:
+def until_left(undo: Callable[[], None]) -> ExitStack:
     """Return a context that calls `undo` when its `with` block is left."""
     context = ExitStack()
     context.callback(undo)
@@ -330,25 +330,6 @@ class Graph:
         if self._watched:
             self._changed("move", node, {"prev": old}, {"prev": prev})
 
-    def _undo(self, kind: str, node: Any, before: Any, after: Any) -> None:
-        """Revert one edit as a listener was told of it; edits are undone newest first."""
-        if kind == "create":
-            self.erase_node(node)
-        elif kind == "erase":
-            node._erased = False
-            self._link(node, before["prev"])
-            node._edit_args(before["args"], before["kwargs"])
-        elif kind == "move":
-            self._move(node, before["prev"], before["prev"]._next)
-        elif kind in ("args", "reroute"):
-            users = before["users"] if kind == "reroute" else [(node, *before.values())]
-            for user, args, kwargs in users:
-                user._edit_args(args, kwargs)
-        elif kind in ("module", "attr"):
-            before["module"]._restore_state(before["path"], before["value"])
-        else:
-            node._edit_field(kind, **before)
-
     # -- creators -------------------------------------------------------------------------------
 
     def placeholder(self, name: str, type_expr: Any = None, default_value: Any = ...) -> Node:
@@ -434,7 +415,7 @@ class Graph:
         def back() -> None:
             self._anchor, self._after = outer
 
-        return _until_left(back)
+        return until_left(back)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -514,7 +495,7 @@ class Graph:
             if codegen._recompiled_with is not new:  # else the code stays, as in torch.fx
                 self._touch()
 
-        return _until_left(undo)
+        return until_left(undo)
 
     def python_code(self, root_module: str, **options: Any) -> PythonCode:
         """Return this Graph as Python source, with the globals that the source needs.

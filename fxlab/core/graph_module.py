@@ -17,7 +17,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -25,7 +25,7 @@ from torch import nn
 from . import errors, state
 from .codegen import PythonCode
 from .errors import CodegenError, RewriteError
-from .graph import MISSING, Graph
+from .graph import MISSING, Graph, until_left
 from .pickling import why_not
 
 _compiling = threading.RLock()
@@ -221,16 +221,6 @@ class GraphModule(nn.Module):
                 old, new = ({"path": path, "value": v, "module": self} for v in (before, after))
                 graph._changed("module" if module else "attr", None, old, new)
 
-    def _restore_state(self, path: str, value: Any) -> None:
-        """Put back what `path` held before an edit: what `Graph._undo` calls."""
-        holder, name = state.parent(self, path)
-        with self._edit(path):
-            now = state.peek(holder, name)
-            if now is not MISSING and type(now) is not type(value):
-                delattr(holder, name)
-            if value is not MISSING:
-                state.install(holder, name, value, name not in holder._non_persistent_buffers_set)
-
     def add_submodule(self, target: str, m: nn.Module) -> bool:
         """Add a sub-module at a dotted path, with empty Modules on the way where none are.
 
@@ -346,13 +336,9 @@ class GraphModule(nn.Module):
         getattr(self.__dict__[hooks], change)(f)
         self.graph = self._graph  # which is listened to if there is a hook for that
 
-    @contextmanager
-    def _set_replace_hook(self, f: Callable[..., Any]) -> Iterator[None]:
-        self._register_replace_node_hook(f)  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            self._unregister_replace_node_hook(f)  # type: ignore[attr-defined]
+    def _set_replace_hook(self, f: Callable[..., Any]) -> ExitStack:
+        self._change_hooks("_replace_hooks", "append", f)
+        return until_left(lambda: self._change_hooks("_replace_hooks", "remove", f))
 
 
 def _as_one_edit(name: str) -> Callable[..., Any]:
