@@ -44,6 +44,7 @@ from fxlab.explorer.events import (
 from fxlab.explorer.searches import Searches
 from fxlab.explorer.sites import Sites
 from fxlab.explorer.state import State, look_at, module_names, set_state
+from fxlab.explorer.undo import undo
 
 GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
 MACHINERY = (contextlib.__file__, torch_module.__file__)
@@ -442,10 +443,8 @@ class Recorder:
             if event.kind in ("module", "attr"):
                 if not event.after.get("written"):
                     set_state(event.before["module"], event.before["path"], event.before["value"])
-            elif event.kind == "reroute" and not event.before["users"]:
-                continue
             elif isinstance(event.graph, Graph):
-                event.graph._undo(event.kind, event.node, event.before, event.after)
+                undo(event.kind, event.graph, event.node, event.before, event.after)
             elif self.foreign is not None:
                 self.foreign.undo(event)
         self.undone_from = start
