@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +41,7 @@ from fxlab.explorer.events import (
     snapshot,
 )
 from fxlab.explorer.searches import Searches
-from fxlab.explorer.sites import Sites
+from fxlab.explorer.sites import Sites, entry_name
 from fxlab.explorer.state import State, look_at, module_names, set_state
 from fxlab.explorer.undo import undo
 
@@ -50,7 +49,6 @@ GRAPH_MODULES = (GraphModule, torch.fx.GraphModule)
 MACHINERY = (contextlib.__file__, torch_module.__file__)
 _makers = core_graph._makers
 COPY_CODE = Graph.__deepcopy__.__code__
-AS_PASS = str(Path(core_graph.__file__).parents[1] / "passes" / "base.py")
 
 
 class Recorder:
@@ -541,25 +539,6 @@ def finish_block(recorder: Recorder, error: BaseException | None) -> None:
     recorder.stop()
     if error is not None:
         recorder.undo()
-
-
-def entry_name(block: tuple[str, str], where: Sequence[tuple[str, int, str]]) -> str:
-    """What the recorded block has called, on the stack of this edit; "" for an edit of its own."""
-    if not where or where[0][::2] == block:
-        return ""
-    frame, inside = sys._getframe(2), []
-    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != block:
-        inside.append(frame)
-        frame = frame.f_back
-    for called in reversed(inside if frame is not None else []):
-        name = called.f_code.co_name
-        if name == "run" and called.f_code.co_filename == AS_PASS:
-            return called.f_locals["function"].__name__
-        if name == "__call__":  # an object that is a pass
-            return type(called.f_locals.get("self")).__name__
-        if name.isidentifier():
-            return name
-    return ""
 
 
 def last_edited(recorder: Recorder, start: int) -> Any:

@@ -7,6 +7,8 @@ long as the caller of a line is the same frame at the same line, all frames abov
 from __future__ import annotations
 
 import linecache
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -15,6 +17,7 @@ from fxlab.core import graph
 from fxlab.core.errors import call_site, is_users
 
 KIT = (str(Path(graph.__file__).parent), str(Path(__file__).parent))
+AS_PASS = str(Path(graph.__file__).parents[1] / "passes" / "base.py")
 INSIDE, USERS, OTHER = 0, 1, 2
 
 
@@ -68,3 +71,22 @@ def kind_of(file: str) -> int:
     if is_users(file):
         return USERS
     return INSIDE if file.rpartition("/")[0] in KIT or file.rpartition("\\")[0] in KIT else OTHER
+
+
+def entry_name(block: tuple[str, str], where: Sequence[tuple[str, int, str]]) -> str:
+    """What the recorded block has called, on the stack of this edit; "" for an edit of its own."""
+    if not where or where[0][::2] == block:
+        return ""
+    frame, inside = sys._getframe(2), []
+    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != block:
+        inside.append(frame)
+        frame = frame.f_back
+    for called in reversed(inside if frame is not None else []):
+        name = called.f_code.co_name
+        if name == "run" and called.f_code.co_filename == AS_PASS:
+            return called.f_locals["function"].__name__
+        if name == "__call__":  # an object that is a pass
+            return type(called.f_locals.get("self")).__name__
+        if name.isidentifier():
+            return name
+    return ""

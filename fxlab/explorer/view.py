@@ -299,21 +299,21 @@ class _Builder:
 
     def result(self, out: dict[str, Any], old: str, after: dict[str, Any]) -> None:
         new = after.get("program", old)
-        pairs = [[b, a] for a, b in after.get("pairs", ())]
+        pairs: dict[int, int] = {b: a for a, b in after.get("pairs", ())}
         out["was"] = self.index.get(old, 0) if old != new else self.parent_of(new)
         parts = {part["row"]: part["program"] for part in after.get("parts", ())}
-        out["rows"] = self.result_rows(self.programs[out["was"]].id, new, dict(pairs), parts)
+        out["rows"] = self.result_rows(self.programs[out["was"]].id, new, pairs, parts)
         states = {row: s for replay in self.replays.values() for row, s in replay.states.items()}
         names = {row: state.name for row, state in states.items()}
         lines = {}
-        for fresh, former in pairs:
+        for fresh, former in pairs.items():
             for row in (fresh, former):
                 if row in states:
                     lines[row] = "".join(
                         part if isinstance(part, str) else names.get(part, "?")
                         for part in expression(states[row])
                     )
-        out["m"] = [a for a, b in pairs if lines.get(a) != lines.get(b)]
+        out["m"] = [a for a, b in pairs.items() if lines.get(a) != lines.get(b)]
 
     def result_rows(
         self, old: str, new: str, pairs: dict[int, int], parts: dict[int, str]
