@@ -508,6 +508,7 @@ def test_eight_threads_trace_while_two_only_run():
 def patched_state():
     return (
         nn.Module.__call__.__code__, nn.Module.__getattr__.__code__, "training" in vars(nn.Module),
+        nn.Module.__setattr__.__code__, torch.manual_seed.__code__, torch.set_grad_enabled.__init__,
         torch.Tensor.__getitem__, torch.rand, torch.zeros, torch.no_grad.__enter__, math.sqrt,
         torch.no_grad.__exit__, torch.autocast.__enter__, helper,
         torch.fx._symbolic_trace._is_fx_tracing_flag, torch.is_grad_enabled(),

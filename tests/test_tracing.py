@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 import warnings
 from pathlib import Path
 
@@ -80,6 +82,30 @@ def test_a_seed_set_in_the_program_is_set_by_the_graph_and_not_by_the_trace():
     gm = quiet(program)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(gm(X), gm(X)) and torch.equal(gm(X), program(X))
+
+
+def test_a_seed_set_under_another_name_is_recorded_too():
+    import torch._dynamo as _  # noqa: F401 - puts a function of its own around torch.manual_seed
+    from torch.random import manual_seed
+
+    gm = quiet(lambda x: (torch.manual_seed(3), manual_seed(7), x + torch.rand(3))[2])
+    assert len(gm.graph.find_nodes(op="call_function", target=manual_seed)) == 2
+    assert torch.equal(gm(X), gm(X))
+    gm.graph.eliminate_dead_code()
+    assert torch.equal(gm(X), gm(X))
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("random", lambda x: x * random.random()),
+        ("numpy", lambda x: x * float(np.random.rand())),
+        ("torch", lambda x: x + torch.Tensor(3).normal_()),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_random_numbers_that_are_drawn_while_tracing_are_told(name, program):
+    said(program, f"random numbers from {name} that are fixed")
 
 
 def test_a_default_dtype_set_in_the_program_is_set_by_the_graph_and_put_back_by_the_trace():
@@ -221,11 +247,48 @@ def in_a_loop(x):
     return total
 
 
+def by_functions(x):
+    a, b, c = torch.empty(3), torch.zeros(3), torch.ones(3)
+    a.copy_(x)
+    torch.add(b, x, out=b)
+    torch.nn.functional.relu(c.sub_(x), inplace=True)
+    b[x > 0] = 5.0
+    return [a, b, c, torch.zeros(3).add_(x)]
+
+
+def in_a_region(x):
+    with torch.no_grad():
+        h = torch.zeros(3)
+        h.add_(x)
+    h = h * 2
+    return h
+
+
+def shows_and_walks(x):
+    h = torch.zeros(3)
+    h += x
+    g = torch.zeros(3)
+    g.add_(x)
+    str(g), f"{g}"
+    total = x
+    for row in g:
+        total = total + row
+    first, *rest = g
+    return total, first, len(rest), copy.deepcopy(g)
+
+
+def sets_data(x):
+    h = torch.zeros(3)
+    h.add_(x)
+    h.data = x * 3
+    return h + 1
+
+
 @pytest.mark.parametrize(
     "program",
     [
         fills_by_index, adds_in_place, augmented, writes_by_out, reads_back, asks_for_its_size,
-        in_a_loop,
+        in_a_loop, by_functions, in_a_region, shows_and_walks, sets_data,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip
@@ -235,6 +298,31 @@ def test_a_tensor_that_the_program_makes_and_writes_into_is_new_in_each_call(pro
         assert repr(run(X)) == repr(program(X))
         assert repr(run(X + 1)) == repr(program(X + 1))
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_a_branch_on_a_tensor_that_the_program_writes_into_is_refused():
+    def program(x):
+        h = torch.zeros(3)
+        h.add_(x)
+        return x if h.sum() > 0 else -x
+
+    with pytest.raises(TraceError, match="a branch"):
+        fxlab.symbolic_trace(program)
+
+
+def test_a_branch_on_a_buffer_that_the_program_has_written_into_is_refused():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.ones(3))
+
+        def forward(self, x):
+            for _ in range(self.b.shape[0]):
+                self.b.add_(x)
+            return x if self.b.sum() > 0 else -x
+
+    with pytest.raises(TraceError, match="a branch"):
+        fxlab.symbolic_trace(M())
 
 
 def test_a_tensor_that_is_only_read_stays_a_constant():
@@ -372,3 +460,22 @@ def test_globals_that_the_program_changes_are_told_and_hold_no_proxy_afterwards(
     said(calls_another, "global CACHE")
     assert CACHE == {} and KEPT == [1, 2]
     quiet(lambda x: x + KEPT[0] + COUNT)
+
+
+def test_an_attribute_that_the_program_sets_on_a_leaf_module_is_put_back_and_told():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.lin = nn.BatchNorm1d(3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            self.norm.momentum = 0.5
+            self.lin.seen = x
+            del self.norm.eps
+            return self.lin(self.norm(x))
+
+    m = M()
+    before = [dict(vars(part)) for part in m.modules()]
+    with pytest.warns(TraceWarning, match="writes to"):
+        fxlab.symbolic_trace(m)
+    assert [list(vars(part).items()) for part in m.modules()] == [list(b.items()) for b in before]

@@ -124,7 +124,7 @@ def _hand_over(handler: Callable[..., Any], like: types.CodeType) -> types.CodeT
 
     code = method.__code__
     consts = tuple(handler if c == "<handler>" else c for c in code.co_consts)
-    return code.replace(co_consts=consts, co_name=like.co_name)
+    return code.replace(co_consts=consts, co_name=like.co_name, co_freevars=like.co_freevars)
 
 
 def _install() -> None:

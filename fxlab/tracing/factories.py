@@ -90,7 +90,7 @@ class _Written(TorchFunctionMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
-        self.proxies: dict[int, Proxy] = {}
+        self.proxies: dict[int, Any] = {}
         self.memory: set[int] = set()
 
     def own(self, path: str, tensor: torch.Tensor) -> None:
@@ -111,17 +111,25 @@ class _Written(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if current_tracer() is not self.tracer:
+            return func(*args, **(kwargs or {}))
         given, name = (args, kwargs or {}), getattr(func, "__name__", "")
         leaves = [v for v in pytree.tree_leaves(given) if type(v) is torch.Tensor]
         mine = [v for v in leaves if id(v) in self.proxies]
         if not mine or name in _ABOUT_SHAPE:
             return func(*args, **given[1])
-        if name == "__get__":
-            value = func(*args, **given[1])
-            if not isinstance(value, torch.Tensor):
+        proxy = self.proxies[id(mine[0])]
+        if name in ("__get__", "__set__"):
+            value, attribute = func(*args) if name == "__get__" else None, func.__self__.__name__
+            if value is not None and not isinstance(value, torch.Tensor):
                 return value
-            parts = (self.proxies[id(mine[0])], func.__self__.__name__)
-            return self.tracer.create_proxy("call_function", getattr, parts, {})
+            access = getattr if name == "__get__" else setattr
+            parts = (proxy, attribute, *args[1:][: name == "__set__"])
+            return self.tracer.create_proxy("call_function", access, parts, {})
+        if name == "unbind" and args[1:] in ((), (0,)):  # iteration
+            return tuple([proxy[i] for i in range(len(mine[0]))])
+        if name in vars(Proxy) and mine[0] is args[0]:  # operators, and what Python wants to know
+            return vars(Proxy)[name](proxy, *args[1:])
         args, kwargs = pytree.tree_map(lambda v: self.proxies.get(id(v), v), given)
         return Proxy.__torch_function__(func, types, args, kwargs)
 

@@ -85,6 +85,8 @@ def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[An
     inputs, op, target = [table[n] for n in node.all_input_nodes], node.op, node.target
     if any(value is UNKNOWN for value, _ in inputs):
         return UNKNOWN, ""
+    if not asks_shape(node) and any(_is_written(tracer, n) for n in node.all_input_nodes):
+        return UNKNOWN, ""
     why = max((why for _, why in inputs), key=_SOURCES.index, default=STATIC)
     why = STATIC if why == STATE and asks_shape(node) else why
     try:
@@ -104,3 +106,9 @@ def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[An
         return function(*args, **kwargs), why
     except Exception:  # the caller says that it is not known
         return UNKNOWN, ""
+
+
+def _is_written(tracer: TracerBase, node: Node) -> bool:
+    """Say whether some node writes into a value, so that it is no longer what it was."""
+    users = (user for user in node.users if user.args[:1] == (node,) or user.kwargs.get("out"))
+    return any("writes" in (effect(user, tracer.root) or "") for user in users)

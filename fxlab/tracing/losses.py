@@ -11,29 +11,63 @@ import contextlib
 import inspect
 import linecache
 import operator
+import random
 import re
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from fxlab.core import patches
 from fxlab.core.capture import watchers
+from fxlab.core.errors import Frame
 from fxlab.core.proxy import Proxy, probes
 from fxlab.core.tracer import Tracer, TracerBase
 from fxlab.tracing.questions import Facts, facts, reachable
 
 _EMPTY = inspect.Parameter.empty
 _CONTAINERS = frozenset((dict, list, set))
+_DRAWS = re.compile(
+    r"\w*rand\w*|choices?|shuffle|sample|uniform_?|gauss|normal_?|bernoulli_?|\w*dropout\w*|init"
+).fullmatch
+_setattr, _delattr = (
+    types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
+    for f in (Module.__setattr__, Module.__delattr__)
+)
 _KINDS = re.compile("Tensor|int|float|bool|Number|complex")
 
 
 def install() -> None:
     """Stand around every trace."""
     if watch not in watchers:
+        patches.installers.append(_install)
         watchers.append(watch)
         probes.append(probe)
+
+
+def _install() -> None:
+    for method, handler in ((Module.__setattr__, _set_attribute), (Module.__delattr__, _drop)):
+        patches._set(method, "__code__", patches._hand_over(handler, method.__code__))
+
+
+def _touch(module: Module) -> None:
+    """Keep what a module held before a trace first sets one of its attributes."""
+    tracer = patches.current_tracer()
+    if tracer is not None:
+        tracer._notes.setdefault("touched", {}).setdefault(module, vars(module).copy())
+
+
+def _set_attribute(module: Module, name: str, value: Any) -> None:
+    _touch(module)
+    _setattr(module, name, value)
+
+
+def _drop(module: Module, name: str) -> None:
+    _touch(module)
+    _delattr(module, name)
 
 
 def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -> None:
@@ -65,22 +99,30 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
 def watch(tracer: Tracer) -> Iterator[None]:
     """Put back what the traced program changed, and say so."""
     before: list[Any] = []
-    untouched: list[Any] = []  # modules whose own code does not run
     kinds: dict[type, None] = {}
     for m, path in tracer._paths().items():
         parts = vars(m)
         if tracer.is_leaf_type(type(m)):
-            untouched.append((m, path, parts.copy()))
-            continue
+            continue  # its code does not run; `_set_attribute` sees what others set
         kinds[type(m)] = None
         kept = [(v, v.copy()) for v in parts.values() if type(v) in _CONTAINERS]
         held = [(k, t, t._version, t.clone()) for k, t in parts.items() if type(t) is torch.Tensor]
         before.append((m, path, parts.copy(), kept, held))
     forwards = [inspect.unwrap(getattr(kind, "forward", watch)) for kind in kinds]
-    functions = list(reachable([tracer.root_function, *forwards]))
+    functions = list(reachable(tracer.root_function, *zip(forwards, kinds, strict=True)))
     outside = list(_globals(functions))
+    draws = any(_DRAWS(name) for f in functions for name in facts(f).names)
+    drawn = _random_states() if draws else {}
     try:
         yield
+        for name, old in drawn.items():
+            if _random_states()[name] != old:
+                tracer.warn(
+                    "random " + name,
+                    f"the program draws random numbers from {name} that are fixed in the graph: "
+                    "take them from torch.rand and the like, which are recorded",
+                    _first_line(tracer.root_function),
+                )
         _warn_of_questions(tracer, [tracer.root_function, *forwards])
     finally:
         for m, path, fields, kept, held in before:
@@ -96,11 +138,28 @@ def watch(tracer: Tracer) -> Iterator[None]:
                     )
             if not (_equal(vars(m), fields) and all(_equal(now, old) for now, old in kept)):
                 _restore(tracer, m, path, fields, kept)
-        for m, path, fields in untouched:
-            if not _equal(vars(m), fields):
+        for m, fields in tracer._notes.get("touched", {}).items():
+            path = tracer._paths().get(m)
+            if path is not None and not _equal(vars(m), fields):
                 _restore(tracer, m, path, fields, ())
         for known in outside:
             _look_at_global(tracer, *known)
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the state of each global generator of random numbers, to be compared."""
+    states: dict[str, Any] = {"random": random.getstate()}
+    states["torch"] = torch.random.get_rng_state().numpy().tobytes()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        _, keys, *rest = numpy.random.get_state()
+        states["numpy"] = (keys.tobytes(), rest)
+    return states
+
+
+def _first_line(function: Any) -> Frame | None:
+    code = getattr(function, "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def _globals(functions: list[types.FunctionType]) -> Iterator[tuple[Any, ...]]:
@@ -121,7 +180,7 @@ def _globals(functions: list[types.FunctionType]) -> Iterator[tuple[Any, ...]]:
 def _look_at_global(
     tracer: Tracer, function: types.FunctionType, name: str, value: Any, copy: Any
 ) -> None:
-    table, code = function.__globals__, function.__code__
+    table = function.__globals__
     now = table.get(name, _EMPTY)
     if now is value and (copy is None or _equal(value, copy)):
         return
@@ -132,7 +191,7 @@ def _look_at_global(
         if copy is not None:
             value.clear()
             value.extend(copy) if type(value) is list else value.update(copy)
-    tracer.warn("global " + name, text, (code.co_filename, code.co_firstlineno, code.co_name))
+    tracer.warn("global " + name, text, _first_line(function))
 
 
 def _warn_of_questions(tracer: Tracer, functions: list[Any]) -> None:
@@ -177,11 +236,9 @@ def _restore(tracer: Tracer, module: Any, path: str, fields: Any, kept: Any) -> 
             value.clear()
             value.extend(copy) if type(value) is list else value.update(copy)
     names = ", ".join(f"{path}.{k}" if path else k for k in dict.fromkeys(changed))
-    code = getattr(getattr(type(module), "forward", None), "__code__", None)
-    place = (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
     tracer.warn(
         "state",
         f"the program writes to {names} of the model; the model was put back, and the graph does "
         "not do it",
-        place,
+        _first_line(getattr(type(module), "forward", None)),
     )

@@ -73,15 +73,22 @@ def _read(code: types.CodeType, found: Facts) -> None:
 _LOAD_NONE = ("LOAD_CONST", None)
 
 
-def reachable(functions: list[Any]) -> Iterator[types.FunctionType]:
-    """Yield functions, and those of users' files that their code calls by a global name."""
-    todo, seen = list(functions), set[int]()
+def reachable(root: Any, *methods: tuple[Any, type]) -> Iterator[types.FunctionType]:
+    """Yield users' functions, and those of users' files that their code calls by name.
+
+    Args:
+        root: A function.
+        methods: Functions with the class whose methods they may call.
+    """
+    todo: list[tuple[Any, type]] = [(root, object), *methods]
+    seen = set[int]()
     while todo:
-        function = todo.pop()
+        function, owner = todo.pop()
         if not isinstance(function, types.FunctionType) or id(function) in seen:
             continue
         seen.add(id(function))
         if is_users(function.__code__.co_filename):
             yield function
             table = function.__globals__
-            todo += [table[name] for name in facts(function).names if name in table]
+            for name in facts(function).names:
+                todo += [(table.get(name), object), (getattr(owner, name, None), owner)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from fxlab.core.graph import _enter_region, _exit_region
 from fxlab.core.node import Node
 from fxlab.core.patches import current_tracer
 from fxlab.core.proxy import Proxy
+from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
 
 _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
@@ -35,10 +37,15 @@ _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 }  # fmt: skip
 """The class of a region -> the arguments that make one like a given one."""
 
-_SWITCHES = ("set_default_dtype", "set_default_device")
+_SWITCHES: list[Any] = [torch.set_default_dtype, torch.set_default_device]
 """Done while tracing too, since constants are made meanwhile; put back when the trace ends."""
-_RECORDED = ("manual_seed", "seed", "set_num_threads", "use_deterministic_algorithms",
-             "set_float32_matmul_precision")  # fmt: skip
+_RECORDED: list[Any] = [
+    torch.random.manual_seed, torch.random.seed, torch.set_rng_state, torch.cuda.manual_seed,
+    torch.cuda.manual_seed_all, torch.use_deterministic_algorithms, torch.set_num_threads,
+    torch.set_float32_matmul_precision, torch.set_flush_denormal,
+]  # fmt: skip
+for _function in (*_SWITCHES, *_RECORDED):
+    has_side_effect(_function)
 
 
 def install() -> None:
@@ -50,10 +57,12 @@ def install() -> None:
 
 def _install() -> None:
     patches._set(Module, "training", _training)
-    for name in _SWITCHES:
-        patches._set(torch, name, _noting(getattr(torch, name), _switched))
-    for name in _RECORDED:
-        patches._set(torch, name, patches.recorder(getattr(torch, name), always=True))
+    for function in (*_SWITCHES, *_RECORDED):
+        if isinstance(function, types.FunctionType):  # its code: wherever it was imported
+            code = patches._hand_over(_switch(function), _codes[function])
+            patches._set(function, "__code__", code)
+        else:
+            patches._set(torch, function.__name__, _switch(function))
     patches._set(torch.set_grad_enabled, "__init__",
                  _noting(torch.set_grad_enabled.__init__, _grad_switched))  # fmt: skip
     for kind in _REGIONS:
@@ -96,8 +105,36 @@ def _by_user(frame: Any) -> bool:
     return is_users(file) or file.endswith("contextlib.py") or file.startswith("<eval_with_key>")
 
 
-def _switched(tracer: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    tracer.create_proxy("call_function", original, args, kwargs)
+_codes = {f: f.__code__ for f in (*_SWITCHES, *_RECORDED) if isinstance(f, types.FunctionType)}
+
+
+@functools.cache
+def _switch(function: Any) -> Callable[..., Any]:
+    """Return a stand-in that records a user's call of a switch; most are not thrown meanwhile."""
+    original, depth = function, 1
+    if function in _codes:
+        original = types.FunctionType(
+            _codes[function],
+            function.__globals__,
+            None,
+            function.__defaults__,
+            function.__closure__,
+        )
+        original.__kwdefaults__ = function.__kwdefaults__
+        depth = 2
+
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        tracer = current_tracer()
+        # torch._dynamo puts a function of its own around manual_seed, so who calls tells nothing.
+        seeds = "seed" in function.__name__
+        if tracer is not None and (seeds or _by_user(sys._getframe(depth))):
+            made = tracer.create_proxy("call_function", function, args, kwargs)
+            if function not in _SWITCHES:
+                return made
+        return original(*args, **kwargs)
+
+    return stand_in
 
 
 def _grad_switched(tracer: Any, original: Any, region: Any, mode: bool) -> None:
