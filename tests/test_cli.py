@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -171,6 +172,79 @@ def test_paper_lists_every_figure_and_table(capsys):
     assert "  lecture: 07_fusion" in text
     assert cli.main(["paper", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 13
+
+
+def test_an_unknown_name_brings_the_nearest_one_and_a_sorted_list(capsys):
+    assert cli.main(["show", "MLP", "--pass", "fuse_conv_bm"]) == 1
+    said = capsys.readouterr().err
+    assert "(is it fuse_conv_bn?)" in said
+    listed = said.rpartition("one of ")[2].strip().split(", ")
+    assert listed == sorted(listed)
+    assert {"dce", "cse", "fuse_conv_bn"} <= set(listed)
+
+
+def test_show_says_what_it_is_doing_on_the_error_stream(model, capsys):
+    assert cli.main(["show", f"{model}:double", "--pass", f"{model}:to_tanh"]) == 0
+    said = capsys.readouterr()
+    assert f"capturing {model}:double, running {model}:to_tanh" in said.err
+    assert re.search(r"\d+ steps in [\d.]+ s", said.err)
+    assert "capturing" not in said.out
+
+
+def test_draw_writes_a_picture_of_points(model, tmp_path):
+    pytest.importorskip("graphviz")
+    assert cli.main(["draw", f"{model}:Net", "-o", "net.png"]) == 0
+    assert (tmp_path / "net.png").read_bytes().startswith(b"\x89PNG")
+
+
+BENCHES = {
+    "good": "import os\nprint('ratio 2.0', os.environ['OMP_NUM_THREADS'])\n",
+    "bad": "raise SystemExit(1)\n",
+}
+
+
+def test_bench_runs_the_scripts_of_a_checkout_and_tells_which_failed(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "tests" / "bench"
+    folder.mkdir(parents=True)
+    for name, code in BENCHES.items():
+        (folder / f"bench_{name}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "good", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == [{"name": "good", "code": 0, "lines": ["ratio 2.0 1"]}]
+    assert "[1/1] good" in said.err
+    assert cli.main(["bench", "--json"]) == 1
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == [1, 0]
+    assert cli.main(["bench", "nope"]) == 1
+    assert "give one of bad, good" in capsys.readouterr().err
+
+
+def test_every_command_has_a_help_that_fits_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["lab", "show", "draw", "trace", "paper", "bench", "release", "grade", "new-exercise",
+             "doctor"]  # fmt: skip
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    whole = capsys.readouterr().out
+    for name in names:
+        assert re.search(rf"^    {name}\b", whole, flags=re.MULTILINE), name
+        with pytest.raises(SystemExit) as stop:
+            cli.main([name, "--help"])
+        assert stop.value.code == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"usage: fxlab {name}")
+        assert max(map(len, said.splitlines())) <= 80
+        assert len(said.splitlines()) > 4
+
+
+def test_a_teachers_commands_are_loaded_only_when_they_are_called():
+    code = (
+        "import sys\nfrom fxlab import cli\ncli.main(['doctor'])\n"
+        "sys.exit('fxlab.teach.commands' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=False)
+    assert ran.returncode == 0
 
 
 @pytest.mark.parametrize(

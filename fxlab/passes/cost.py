@@ -193,11 +193,12 @@ class _CostWalk(Interpreter):
 
     def __init__(self, gm: GraphModule, fake_mode: Any) -> None:
         super().__init__(gm)
+        self.gm = gm
         self.fake_mode = fake_mode
         self.cost = Cost()
 
     def measure(self, inputs: tuple[Any, ...]) -> None:
-        with undisturbed(self.module, inputs) as given:
+        with undisturbed(self.gm, inputs) as given:
             self._measure(given)
 
     def _measure(self, inputs: tuple[Any, ...]) -> None:
