@@ -54,7 +54,9 @@ def spread(x: torch.Tensor) -> torch.Tensor:
     return x - float(x.mean())
 
 
-PROGRAMS = {one.__name__: one for one in (gate, steps, settle, rows, spread)}
+PROGRAMS: dict[str, Callable[..., torch.Tensor]] = {
+    one.__name__: one for one in (gate, steps, settle, rows, spread)
+}
 _WHY = {"gate": "branch", "steps": "count", "settle": "branch", "rows": "unpack",
         "spread": "number"}  # fmt: skip
 _ASKED = {

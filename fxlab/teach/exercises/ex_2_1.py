@@ -63,10 +63,10 @@ class _Runs(nn.Module):
 
     def __init__(self, interpreter: Interpreter) -> None:
         super().__init__()
-        object.__setattr__(self, "interpreter", interpreter)
+        self._run = interpreter.run
 
     def forward(self, *inputs: Any) -> Any:
-        return self.interpreter.run(*inputs)
+        return self._run(*inputs)
 
 
 def judge_insert(args: tuple[Any, ...], value: Any) -> Finding | None:
@@ -177,7 +177,7 @@ class Pair:
         """The functions that are the old operation."""
         return (getattr(torch, self.old), getattr(F, self.old))
 
-    def is_old(self, node: Node, gm: GraphModule) -> bool:
+    def is_old(self, node: Node, gm: nn.Module) -> bool:
         """Say whether a node is the old operation, in any spelling."""
         if node.op == "call_module":
             return type(gm.get_submodule(node.target)) is self.module

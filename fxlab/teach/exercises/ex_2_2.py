@@ -219,9 +219,9 @@ def cases(rule: Rule) -> Iterator[Case | Property]:
     """The public cases, smallest first."""
     case = partial(fixed, rule=rule)
     judged = partial(judge_dce, rule=rule)
-    linear = {"linear": lambda: programs.layer("linear", "flat")}
-    bn = {"bn": lambda: programs.layer("bn", "flat")}
-    relu = {"relu": lambda: nn.ReLU(inplace=True)}
+    linear: dict[str, Any] = {"linear": lambda: programs.layer("linear", "flat")}
+    bn: dict[str, Any] = {"bn": lambda: programs.layer("bn", "flat")}
+    relu: dict[str, Any] = {"relu": lambda: nn.ReLU(inplace=True)}
     yield case("dead nodes go", "one node that nobody reads", one_dead)
     yield case("dead nodes go", "nothing is dead", nothing_dead)
     yield case(
