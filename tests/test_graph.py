@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import fxlab
 from fxlab import Graph, LintError, RewriteError
-from fxlab.core.graph import made_by
 from fxlab.explorer.undo import undo
+from fxlab.passes.base import made_by
 
 
 def chain(n=3):

@@ -104,6 +104,24 @@ def test_the_root_may_be_a_dict_from_path_to_value():
         GraphModule({"a.b": nn.ReLU(), "a": holder}, graph)
 
 
+@pytest.mark.parametrize("name", ["graph", "_graph", "code", "recompile", "meta", "to_folder"])
+def test_a_name_of_graph_modules_own_is_refused_with_its_node(name):
+    class Clash(nn.Module):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, nn.ReLU())
+
+        def forward(self, x):
+            return getattr(self, name)(x)
+
+    with pytest.raises(RewriteError, match=f"'{name}', which is a name of GraphModule's own"):
+        fxlab.symbolic_trace(Clash())
+    graph = Graph()
+    graph.output(graph.create_node("get_attr", f"{name}.weight"))
+    with pytest.raises(RewriteError, match=f"'{name}', which is a name of GraphModule's own"):
+        GraphModule({f"{name}.weight": torch.ones(1)}, graph)
+
+
 def test_a_target_that_the_root_lacks_is_named_with_its_node():
     graph = Graph()
     graph.output(graph.create_node("call_module", "a.b", ()))

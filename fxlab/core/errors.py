@@ -34,6 +34,8 @@ _FOLDERS = (_HERE, str(_ROOMS / "explorer"), str(_ROOMS / "tracing"), _TORCH_FX)
 _FILES = (contextlib.__file__, *(str(_ROOMS / "passes" / name) for name in (
     "rewriter.py", "matcher.py", "unused.py")))  # fmt: skip
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
+GENERATED = "<eval_with_key>.fxlab_"
+"""How the names of files of generated code begin; a number follows."""
 trace_state = threading.local()
 """`outer`, in a thread that traces: the frames that called the module being traced."""
 generated_code: weakref.WeakValueDictionary[str, PythonCode] = weakref.WeakValueDictionary()
@@ -44,6 +46,8 @@ class _Kinds(dict[str, int]):
     """File name -> whose code it holds; a path that merely begins like torch's is a user's."""
 
     def __missing__(self, name: str) -> int:
+        if name.startswith(GENERATED):
+            return _GENERATED  # not kept: there may be many, and they come and go
         folder, _, file = name.rpartition(os.sep)
         if folder == _HERE and file == "capture.py":
             kind = _BORDER
@@ -128,13 +132,8 @@ def register_generated(file: str, code: PythonCode, function: types.FunctionType
     """Make a generated file known to tracebacks and `call_site`, as long as its function lives."""
     source = code.src
     linecache.cache[file] = (lambda: source,)  # type: ignore[assignment]
-    generated_code[file], _kinds[file] = code, _GENERATED
-    weakref.finalize(function.__code__, _forget_generated, file).atexit = False
-
-
-def _forget_generated(file: str) -> None:
-    linecache.cache.pop(file, None)
-    _kinds.pop(file, None)
+    generated_code[file] = code
+    weakref.finalize(function.__code__, linecache.cache.pop, file, None).atexit = False
 
 
 def add_run_note(error: BaseException, node: Any, code: str = "") -> None:
@@ -207,9 +206,6 @@ class FxlabError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields, so that an error crosses a process border whole."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
-
-    def __str__(self) -> str:
-        return message_text(self)
 
 
 def message_text(error: FxlabError) -> str:

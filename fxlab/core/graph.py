@@ -18,7 +18,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ _illegal_names = frozenset((*keyword.kwlist, *dir(builtins)))
 _illegal_chars = re.compile(r"[^0-9a-zA-Z_]+")
 _builtin = vars(builtins).get
 _snake = re.compile(r"(?<=[a-z])([A-Z])")
-_makers = type("_Makers", (threading.local,), {"name": None})()
+_makers = type("_Makers", (threading.local,), {"name": None})()  # fxlab.passes.base.made_by
 _EMPTY = inspect.Parameter.empty
 
 
@@ -56,16 +56,6 @@ _EMPTY = inspect.Parameter.empty
 def _short_name(name: str) -> str:
     stem = name[2:-2] if name.startswith("__") and name.endswith("__") else name
     return _snake.sub(r"_\1", stem).lower()
-
-
-@contextmanager
-def made_by(name: str) -> Iterator[None]:
-    """Mark the Nodes that this thread creates meanwhile with `meta["made_by"] = name`."""
-    outer, _makers.name = _makers.name, name
-    try:
-        yield
-    finally:
-        _makers.name = outer
 
 
 def _enter_region(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -206,9 +196,6 @@ class Graph:
         if self.owning_module is module:
             self.owning_module = next(iter(self._owners), None)
 
-    def _mark_compiled(self) -> None:
-        self._compiled = self._watched = True
-
     def add_listener(self, listener: Listener) -> None:
         """Call `listener(kind, graph, node, before, after)` after each edit of this Graph."""
         self._listeners = (*self._listeners, listener)
@@ -254,8 +241,8 @@ class Graph:
                 f"{type(kwargs).__name__}", hint="a single argument needs its comma: (x,)",
                 wrong="graph.call_function(torch.relu, (x))",
                 right="graph.call_function(torch.relu, (x,))")  # fmt: skip
-        name = name if name is not None else self._target_to_str(target)
-        name = self._graph_namespace.create_name(name)
+        wish = name if name is not None else self._target_to_str(target)
+        name = self._graph_namespace.create_name(wish)
         node = Node(self, name, op, target, args or (), kwargs or {}, type_expr)
         anchor, after = self._anchor, self._after
         while anchor._erased:

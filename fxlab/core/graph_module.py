@@ -32,7 +32,6 @@ _compiling = threading.RLock()
 _next_number = itertools.count().__next__
 _HOOKS = {"_replace_hooks": "replace_node", "_create_node_hooks": "create_node",
           "_erase_node_hooks": "erase_node", "_deepcopy_hooks": "deepcopy"}  # fmt: skip
-_OWN = frozenset(("_graph", "graph", "meta", "_original", "_in_spec", "_out_spec", *_HOOKS))
 
 
 class _LazyForward:
@@ -89,7 +88,7 @@ class GraphModule(nn.Module):
         return relu
     """
 
-    _code: PythonCode | None = None
+    _code: Any = None
     _edition = 0
     __constants__ = ("_edition",)  # TorchScript compiles anew what has another constant
     __jit_unused_properties__ = ("graph", "code", "original_type")
@@ -169,7 +168,6 @@ class GraphModule(nn.Module):
 
     def _python_code(self) -> PythonCode:
         self._compile()
-        assert self._code is not None
         return self._code
 
     def _compile(self) -> Any:
@@ -185,7 +183,7 @@ class GraphModule(nn.Module):
             function = _run_source(code, graph._codegen._func_name)
             cls._code, cls.forward = code, function
             del cls._call_impl
-            graph._mark_compiled()
+            graph._compiled = graph._watched = True
             if graph.version != version:
                 self._code_is_stale()
             return function
@@ -203,8 +201,8 @@ class GraphModule(nn.Module):
     def _edit(self, path: str) -> Iterator[None]:
         """Do one edit of the state at `path` inside: it counts, and listeners are told once."""
         fields = self.__dict__
-        graph = fields.get("_graph")
-        if graph is None or path in _OWN or "_editing" in fields or "_is_replica" in fields:
+        graph = None if path in ("graph", "meta") else fields.get("_graph")
+        if graph is None or "_editing" in fields or "_is_replica" in fields:
             yield
             return
         before = state.peek(self, path) if graph._listeners else None
@@ -244,9 +242,9 @@ class GraphModule(nn.Module):
         """Delete the sub-module at a dotted path; False if there is none."""
         if not isinstance(state.peek(self, target), nn.Module):
             return False
-        holder, name = state.parent(self, target)
+        prefix, _, name = target.rpartition(".")
         with self._edit(target):
-            delattr(holder, name)
+            delattr(state.peek(self, prefix) if prefix else self, name)
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -364,7 +362,7 @@ for _list, _name in _HOOKS.items():
 
 def _run_source(code: PythonCode, function_name: str) -> Any:
     """Compile generated source; return its function, known to tracebacks, linecache and `where`."""
-    file = f"<eval_with_key>.fxlab_{_next_number()}"
+    file = f"{errors.GENERATED}{_next_number()}"
     scope = dict(code.globals)
     exec(compile(code.src, file, "exec", dont_inherit=True), scope)
     function = scope.pop(function_name)

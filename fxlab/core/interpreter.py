@@ -16,14 +16,11 @@ from torch import nn
 
 from .codegen import last_uses
 from .errors import RewriteError, add_run_note
-from .graph import Graph, _enter_region, _exit_region
+from .graph import MISSING, Graph, _enter_region, _exit_region
 from .graph_module import GraphModule
-from .node import Argument, Node, Target, _map, add_ancestors, lookup, map_aggregate
+from .node import Args, Argument, Kwargs, Node, Target, _map, add_ancestors, lookup, map_aggregate
 from .proxy import Proxy
 from .tracer import Tracer
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 class Interpreter:
@@ -58,8 +55,7 @@ class Interpreter:
         self.args_iter: Iterator[Any] = iter(())
         self._named: Kwargs = {}
         self._regions = ExitStack()
-        used = last_uses(self.graph.nodes) if garbage_collect_values else {}
-        self.user_to_last_uses: dict[Node, list[Node]] = used
+        self.user_to_last_uses = last_uses(self.graph.nodes) if garbage_collect_values else {}
 
     def run(
         self, *args: Any, initial_env: dict[Node, Any] | None = None, enable_io_processing: bool
@@ -75,7 +71,12 @@ class Interpreter:
         """
         self.env = env = initial_env if initial_env is not None else {}
         self.args_iter = iter(self.graph.process_inputs(*args) if enable_io_processing else args)
-        self._named = self._check_names(kwargs) if kwargs else kwargs
+        self._named = kwargs
+        names = [str(n._target) for n in self.graph.find_nodes(op="placeholder")] if kwargs else []
+        unknown = [n for n in kwargs if n not in names and "**" not in "".join(names)]
+        if unknown:
+            raise RewriteError(f"run() got a value for {unknown[0]}, which is no parameter",
+                               expected=", ".join(names))  # fmt: skip
         dying = self.user_to_last_uses
         with ExitStack() as self._regions:
             for node in self.graph.nodes:
@@ -93,14 +94,6 @@ class Interpreter:
                     value = env[node]
                     return self.graph.process_outputs(value) if enable_io_processing else value
         return None
-
-    def _check_names(self, kwargs: Kwargs) -> Kwargs:
-        names = {str(n._target) for n in self.graph.nodes if n._op == "placeholder"}
-        for name in kwargs:
-            if name not in names and not any(n.startswith("**") for n in names):
-                raise RewriteError(f"run() got a value for {name}, which is no parameter",
-                                   expected=", ".join(sorted(names)))  # fmt: skip
-        return kwargs
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         """Run with the arguments in a list, which is emptied so that inputs can be freed early."""
@@ -127,8 +120,8 @@ class Interpreter:
             return tuple(self.args_iter)
         if name in self._named:
             return self._named.pop(name)
-        value = next(self.args_iter, *args) if args else next(self.args_iter, _NOTHING)
-        if value is _NOTHING:
+        value = next(self.args_iter, *args) if args else next(self.args_iter, MISSING)
+        if value is MISSING:
             raise RewriteError(f"run() got no value for the parameter {name}",
                                hint="pass one value per placeholder, in their order")  # fmt: skip
         return value
@@ -179,9 +172,6 @@ class Interpreter:
         except KeyError as error:
             raise RewriteError(f"{n._name} reads {error}, which has no value (yet)", node=n,
                                hint="graph.lint() says what is out of order") from None  # fmt: skip
-
-
-_NOTHING = object()
 
 
 class _CopyTracer(Tracer):

@@ -8,12 +8,11 @@ one output at the end), users and inputs that agree, targets that exist, regions
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from .errors import LintError
-from .graph import Graph, _enter_region, _exit_region
+from .graph import MISSING, Graph, _enter_region, _exit_region
 from .node import OPCODES, Node, _freeze, lookup
 
 _ASSIGN = "assign node.args or node.kwargs; do not edit users by hand"
@@ -28,11 +27,10 @@ def lint(graph: Graph) -> None:
     names: set[str] = set()
     seen: dict[Node, None] = {}
     regions: list[Node] = []
-    known: dict[str, Any] = {}
     prev = graph._root
     while prev._next is not graph._root:
         node = prev._next
-        for problem, hint in _broken(graph, node, prev, seen, names, regions, known):
+        for problem, hint in _broken(graph, node, prev, seen, names, regions):
             raise LintError(problem, node=node, hint=hint)
         seen[node] = None
         names.add(node._name)
@@ -48,7 +46,7 @@ def lint(graph: Graph) -> None:
 
 
 def _broken(graph: Graph, node: Node, prev: Node, seen: dict[Node, None], names: set[str],
-            regions: list[Node], known: dict[str, Any]) -> Iterator[tuple[str, str]]:  # fmt: skip
+            regions: list[Node]) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yield each rule that a Node breaks, and what to do about it; `seen` are those before it."""
     op, name, args = node._op, node._name, node._args
     if node.graph is not graph:
@@ -87,7 +85,13 @@ def _broken(graph: Graph, node: Node, prev: Node, seen: dict[Node, None], names:
         if not regions or args[:1] != (regions.pop(),):
             yield f"{name} leaves a region that is not the innermost one", "regions nest"
     elif op in ("get_attr", "call_module") and graph.owning_module is not None:
-        yield from _target(op, str(node._target), graph.owning_module, known)
+        path = str(node._target)
+        value = lookup(graph.owning_module, path, MISSING)
+        if value is MISSING:
+            yield (f"{op} {path!r} names nothing in {type(graph.owning_module).__name__}",
+                   f"add it first: gm.add_submodule({path!r}, ...) or setattr")  # fmt: skip
+        if op == "call_module" and not isinstance(value, torch.nn.Module):
+            yield f"call_module {path!r} is no module but {type(value).__name__}", "use get_attr"
 
 
 def _input(node: Node, source: Node, seen: dict[Node, None]) -> tuple[str, str]:
@@ -106,14 +110,3 @@ def _input(node: Node, source: Node, seen: dict[Node, None]) -> tuple[str, str]:
     if node in source._input_nodes:
         return f"{name} and {read} read each other", "let one of them read another node"
     return f"{name} reads {read}, which comes later", f"move it: {name}.prepend({read})"
-
-
-def _target(op: str, path: str, module: Any, known: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Check that a dotted path leads somewhere in the owning module."""
-    try:
-        known[path] = known[path] if path in known else lookup(module, path)
-    except AttributeError as error:
-        yield (f"{op} {path!r} names nothing in {type(module).__name__}: {error}",
-               f"add it first: gm.add_submodule({path!r}, ...) or setattr")  # fmt: skip
-    if op == "call_module" and not isinstance(known[path], torch.nn.Module):
-        yield f"call_module {path!r} is no module but {type(known[path]).__name__}", "use get_attr"

@@ -409,16 +409,9 @@ class Node:
 
     # -- order and text --------------------------------------------------------------------------
 
-    @property
-    def _sort_key(self) -> tuple[int, ...]:
-        self.graph._number()
-        return (self._key,)
-
     def __lt__(self, other: Node) -> bool:
-        return self._sort_key < other._sort_key
-
-    def __gt__(self, other: Node) -> bool:
-        return self._sort_key > other._sort_key
+        self.graph._number()
+        return self._key < other._key
 
     def __repr__(self) -> str:
         return self._repr_fn(self) if self._repr_fn else self._name

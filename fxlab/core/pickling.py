@@ -9,7 +9,9 @@ from __future__ import annotations
 import builtins
 import pickle
 import pkgutil
+import types
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,25 +19,18 @@ import torch
 from .codegen import CodeGen
 from .errors import CodegenError
 from .graph import Graph, _Namespace
-from .node import Node, _map, qualified_name
+from .node import _LEAVES, Node, _map, qualified_name
 
 VERSION = 1
-_SAFE = frozenset((int, float, bool, str, complex, type(None), type(...), bytes, torch.dtype,
-                   torch.device, torch.memory_format, torch.layout, torch.Size, torch.Tensor,
-                   torch.nn.Parameter))  # fmt: skip
+_SAFE = (_LEAVES | {bytes, torch.Size}) - {Node, types.FunctionType, types.BuiltinFunctionType}
 _names: dict[Any, _Ref] = {}
 
 
+@dataclass(slots=True)
 class _Ref:
     """Stands for the Node at an index, or for what can be imported by its dotted path."""
 
-    __slots__ = ("to",)
-
-    def __init__(self, to: int | str) -> None:
-        self.to = to
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Ref, (self.to,)
+    to: int | str
 
 
 def by_name(path: str) -> Any:
@@ -45,8 +40,7 @@ def by_name(path: str) -> Any:
         CodegenError: there is nothing of that name here.
     """
     try:
-        known = vars(builtins)
-        return known[path] if path in known else pkgutil.resolve_name(path)
+        return vars(builtins).get(path) or pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError):
         raise CodegenError(
             f"a pickled graph calls {path}, which does not exist here", hint="import the module "

@@ -193,12 +193,9 @@ def _method_effect(node: Node, impure_random: bool) -> str | None:
 
 def _module_effect(node: Node, gm: Any, impure_random: bool) -> str | None:
     owner = gm if gm is not None else node.graph.owning_module
-    if owner is None:
-        return "its module is not known (the graph belongs to no GraphModule)"
-    try:
-        module = lookup(owner, str(node._target))
-    except AttributeError:
-        return f"its module {node._target!r} does not exist"
+    module: Any = lookup(owner, node._target, None)
+    if module is None:
+        return f"its module {node._target!r} is not known here"
     for part in module.modules():
         reason = _one_module(part, impure_random)
         if reason is not None:

@@ -34,12 +34,6 @@ def peek(module: Any, path: str) -> Any:
     return module
 
 
-def parent(module: nn.Module, path: str) -> tuple[Any, str]:
-    """Return the Module that holds what is at a dotted path, and its name there."""
-    prefix, _, name = path.rpartition(".")
-    return (peek(module, prefix) if prefix else module), name
-
-
 def install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
     """Set an attribute; a tensor that is no Parameter becomes a buffer."""
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
@@ -48,9 +42,15 @@ def install(to: nn.Module, name: str, value: Any, persistent: bool = True) -> No
         setattr(to, name, value)
 
 
-def _targets(graph: Graph) -> dict[str, Any]:
+def _targets(graph: Graph, to: nn.Module) -> dict[str, Any]:
     """Return the paths that a Graph reads or calls, each with its first Node."""
     read = [n for n in reversed(graph.nodes) if n._op in ("call_module", "get_attr")]
+    for node in read:
+        name = str(node._target).partition(".")[0]
+        own = hasattr(type(to), name) and not hasattr(nn.Module, name)
+        if own or name in ("_graph", "_original", "meta"):
+            raise RewriteError(f"the model has {name!r}, which is a name of GraphModule's own",
+                               node=node, hint=f"call {name!r} otherwise in the model")  # fmt: skip
     return {str(n._target): n for n in reversed(read)} | {str(n._target): n for n in read}
 
 
@@ -63,7 +63,7 @@ def _missing(node: Any, root: str) -> _MissingTarget:
 
 def copy_from_module(root: nn.Module, to: nn.Module, graph: Graph) -> None:
     """Share what the Graph needs; Modules that are only on the way are replaced by empty ones."""
-    for path, node in _targets(graph).items():
+    for path, node in _targets(graph, to).items():
         if path in graph._constants and not hasattr(root, path):
             install(to, path, graph._constants[path])
             continue
@@ -90,7 +90,7 @@ def copy_from_module(root: nn.Module, to: nn.Module, graph: Graph) -> None:
 def copy_from_dict(root: dict[str, Any], to: nn.Module, graph: Graph) -> None:
     """Take values by path; short paths first, so that `a` does not wipe out `a.b`."""
     root = {**graph._constants, **root}
-    for path, node in sorted(_targets(graph).items(), key=lambda item: item[0].count(".")):
+    for path, node in sorted(_targets(graph, to).items(), key=lambda item: item[0].count(".")):
         if path not in root:
             raise _missing(node, "the dict given as root")
         *prefix, name = path.split(".")

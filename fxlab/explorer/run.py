@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlab.core.graph import Graph, made_by
+from fxlab.core.graph import Graph
 from fxlab.display import shape_text
 from fxlab.explorer.events import Event
 from fxlab.explorer.record import Recorder
 from fxlab.explorer.sameness import converted, private_copy
+from fxlab.passes.base import made_by
 
 BINS = 16
 SAMPLE = 200_000

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxlab.core.graph import _enter_region, _exit_region, made_by
+from fxlab.core.graph import _enter_region, _exit_region, _makers
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node, lookup
 from fxlab.core.purity import effect
@@ -45,12 +45,23 @@ __all__ = [
     "copy_without_weights",
     "is_read",
     "kind",
+    "made_by",
     "module_calls",
     "pass_name",
     "regions",
     "report",
     "undisturbed",
 ]
+
+
+@contextlib.contextmanager
+def made_by(name: str) -> Iterator[None]:
+    """Mark the Nodes that this thread creates meanwhile with `meta["made_by"] = name`."""
+    outer, _makers.name = _makers.name, name
+    try:
+        yield
+    finally:
+        _makers.name = outer
 
 
 class PassResult(NamedTuple):

@@ -21,10 +21,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxlab.core.errors import FxlabError
-from fxlab.core.graph import made_by
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.tracer import symbolic_trace
-from fxlab.passes.base import PassResult, Report, copy_sharing_tensors, pass_name, undisturbed
+from fxlab.passes.base import (
+    PassResult,
+    Report,
+    copy_sharing_tensors,
+    made_by,
+    pass_name,
+    undisturbed,
+)
 
 __all__ = [
     "Difference",
