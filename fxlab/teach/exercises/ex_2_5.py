@@ -102,8 +102,8 @@ def _with_reader(x: Any) -> Any:
 _METHODS = "a method, a keyword or turned operands mean the same call: match with normalize=True"
 _CASES = [
     # behaviour, title, program, how many matches, a part of the reason, what to say
-    ("matches", "once", _hardswish, 1, "", "write the formula as a pattern of one parameter: two "
-     "parameters never stand for one value"),
+    ("matches", "once", _hardswish, 1, "", "fxlab.explain_mismatch(your_pattern, gm) "
+     "says why; two parameters never stand for one value"),
     ("matches", "twice in a row", lambda x: _hardswish(_hardswish(x) - 1), 2, "",
      "replace_pattern finds matches that read each other"),
     ("matches", "one of two terms", lambda x: torch.tanh(x) / 6 + _hardswish(x), 1, "",
