@@ -270,3 +270,37 @@ def test_timelines_without_steps_or_rows_are_shown():
 )
 def test_bytes_are_read_off_a_shape(text, size):
     assert shape_bytes(text) == size
+
+
+def test_a_match_ends_before_the_pass_comes_back_to_a_line_that_it_left(resnet_data):
+    span = resnet_data["passes"][-1]
+    counts = [step["n"] for step in resnet_data["steps"][span["first"] - 1 : span["last"]]]
+    assert counts == [4] * (len(counts) - 3) + [3, 2, 1]
+
+
+def test_a_deleted_module_is_a_step_about_the_row_that_called_it(timeline, data):
+    gone = next(
+        s for s in timeline.steps if s.edit.kind == "module" and s.edit.after["value"] is None
+    )
+    row = data["steps"][gone.index - 1]["r"]
+    line = next(one for one in Story(data).lines(gone.index) if one.row == row)
+    assert line.state == "ghost"
+    assert line.text.startswith("bn")
+
+
+def test_what_a_chip_warns_of_is_a_failed_check():
+    def swaps(gm):
+        for node in gm.graph.nodes:
+            if node.target is torch.relu:
+                node.target = torch.tanh
+
+    shown = view(timeline_of(lambda x: torch.relu(x) + 1, [swaps, dce], (torch.ones(3),)))
+    assert [span["bad"] for span in shown["passes"]] == ["", "another output", "another output"]
+    assert shown["passes"][1]["same"]["name"] == "relu"
+
+
+def test_work_that_is_not_counted_has_no_number(data):
+    flops = next(one for one in data["metrics"] if one["id"] == "flops")
+    letters = {str(row[0]): row[4] for row in data["rows"]}
+    assert {letters[row] for row in flops["values"]} == {"conv", "short"}
+    assert "not counted" in flops["tip"]

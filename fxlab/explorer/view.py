@@ -32,6 +32,7 @@ The data is plain JSON, one object::
     metrics         [{id, title, tip, unit, max, on, values: {row: number}}]
     keys            [[keys, what they do]]
     notes           {step: text}
+    pictures        [[step, SVG in base64]]: classic pictures, in exported pages only
 """
 
 from __future__ import annotations
