@@ -295,6 +295,19 @@ def test_guard_names_the_students_line_of_an_error():
     assert "in broken: return x.missing" in caught.value.trace
 
 
+def test_check_says_of_a_function_of_ones_own_what_a_grader_would_say():
+    def own(x):
+        return x
+
+    def calls_own(gm):
+        for node in gm.graph.nodes:
+            if node.op == "call_function":
+                node.target = own
+
+    result = check("2.2", calls_own)
+    assert not result and "which is none of torch's or Python's functions" in str(result)
+
+
 def test_same_program_sees_outputs_writes_and_random_numbers():
     def gm(f):
         return fxlab.symbolic_trace(f)

@@ -72,6 +72,16 @@ def test_of_several_definitions_the_last_written_one_counts():
         chosen([stub])[0]["f"]()
 
 
+def test_what_a_cell_does_to_a_class_after_defining_it_comes_along():
+    cells = [
+        "class f:\n    pass\n\nfor name in ('a', 'b'):\n    setattr(f, name, name)\n"
+        "def fill(cls):\n    cls.d = 4\nfill(f)\n",
+        "if True:\n    f.c = 3\nprint(f)",
+    ]
+    space, _ = chosen(cells)
+    assert (space["f"].b, space["f"].c, space["f"].d) == ("b", 3, 4)
+
+
 def test_ipythons_lines_and_broken_cells_are_passed_over():
     cells = ["%matplotlib inline\n!ls\nx = 1", "def g(:\n", "%%bash\nrm -rf /", "f = x\nhelp?"]
     found, broken = slicing.statements(cells)

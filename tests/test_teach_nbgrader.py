@@ -94,12 +94,11 @@ def test_nbgrader_and_fxlab_grade_agree_on_a_good_a_partial_and_a_broken_submiss
             "good": {id: made.solution(name, id)},
             "partial": {id: made.wrong_source(id, wrong)},
             "broken": {id: "def f(:\n"},
-            "untouched": {},
         },
     )
     full = made.part(id)[1].total
     assert points["good"] == full and 0 < points["partial"] < full
-    assert points["broken"] == points["untouched"] == 0
+    assert points["broken"] == 0
 
 
 @pytest.mark.slow

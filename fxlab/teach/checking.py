@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from fxlab.core.errors import ExerciseError
+from fxlab.teach import wire
 from fxlab.teach.examine import examine, points_of
 from fxlab.teach.exercise import Case, Exercise, Part, Property, part
-from fxlab.teach.limits import Guard
+from fxlab.teach.limits import AnswerError, Guard
 from fxlab.teach.result import Result
 
 
@@ -87,7 +88,12 @@ def run_check(
     def call(args: tuple[Any, ...]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning on stderr would cost nbgrader's points
-            return guard.call(asked.entry, answer, *args)
+            value = guard.call(asked.entry, answer, *args)
+        try:
+            wire.encode(value)  # a grader sends it over a pipe: say here what it would say
+        except wire.WireError as error:
+            raise AnswerError("type", f"what it returned can't be judged: {error}") from None
+        return value
 
     found = examine(asked, call, cases, behaviour)
     result = result_of(owner, asked, found, behaviour)

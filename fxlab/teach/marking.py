@@ -121,8 +121,8 @@ class Marker:
         owner, asked = part(id)
         notebook = notebook_for(submission, asked)
         if notebook is None:
-            status = "missing" if submission.notebooks else "nothing"
-            why = f"no cell defines {asked.name}" if submission.notebooks else "nothing to mark"
+            status = "missing" if _has_neighbour(submission, asked) else "nothing"
+            why = f"no cell defines {asked.name}" if status == "missing" else "nothing to mark"
             return Marked(id, status, 0, asked.total, none_of(asked), status, why)
         files = files_beside(notebook.folder)
         with Student(self.server, files, self.seconds) as student:
@@ -254,6 +254,15 @@ def notebook_for(submission: Submission, asked: Part) -> Notebook | None:
     return next((one for one in [*marked, *latest] if _mentions(one, asked)), None) or (
         marked[0] if marked else None
     )
+
+
+def _has_neighbour(submission: Submission, asked: Part) -> bool:
+    """Whether another exercise of the same notebook was handed in: then this one is missing."""
+    group = asked.id.partition(".")[0]
+    for one in submission.notebooks:
+        if any(id.partition(".")[0] == group for id in one.marks):
+            return True
+    return False
 
 
 def _mentions(notebook: Notebook, asked: Part) -> bool:

@@ -20,8 +20,8 @@ MAGIC = re.compile(r"^(\s*)(?:[%!?].*|[\w.]+\?{1,2}\s*)$", re.MULTILINE)
 SKIPPED = ("%%bash", "%%html", "%%javascript", "%%writefile", "%%sh", "%%latex", "%%markdown")
 # Calls at the level of a cell that prepare what an answer reads.
 PREPARING = frozenset(
-    "wrap has_side_effect pure manual_seed append add update extend insert setdefault "
-    "register_buffer register_parameter add_module register".split()
+    "wrap has_side_effect pure manual_seed setattr delattr append add update extend insert "
+    "setdefault register_buffer register_parameter add_module register".split()
 )
 
 
@@ -72,14 +72,7 @@ def statements(cells: Iterable[str]) -> tuple[list[Statement], dict[int, str]]:
 def _described(one: Statement) -> Statement:
     node = one.node
     one.binds = _bound(node)
-    for part in _targets(node):
-        root = part
-        while isinstance(root, ast.Attribute | ast.Subscript):
-            root = root.value
-        if isinstance(root, ast.Name) and root is not part:
-            one.changes.add(root.id)
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        one.changes |= _prepared(node.value)
+    one.changes = _changed(node)
     try:
         one.reads = _read(symtable.symtable(ast.unparse(node), "cell", "exec"))
     except (SyntaxError, RecursionError, ValueError):
@@ -93,12 +86,37 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     names = {part.id for part in _targets(node) if isinstance(part, ast.Name)}
-    for field_name in ("body", "orelse", "finalbody"):
-        for inner in getattr(node, field_name, ()):
-            names |= _bound(inner)
+    for inner in _inner(node):
+        names |= _bound(inner)
+    return names
+
+
+def _inner(node: ast.stmt) -> list[ast.stmt]:
+    """The statements inside a loop, branch, with or try."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return []
+    found: list[ast.stmt] = []
+    for name in ("body", "orelse", "finalbody"):
+        found += getattr(node, name, ())
     for handler in getattr(node, "handlers", ()):
-        for inner in handler.body:
-            names |= _bound(inner)
+        found += handler.body
+    return found
+
+
+def _changed(node: ast.stmt) -> set[str]:
+    names: set[str] = set()
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        stack += _inner(one)
+        for part in _targets(one):
+            root = part
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if isinstance(root, ast.Name) and root is not part:
+                names.add(root.id)
+        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
+            names |= _prepared(one.value)
     return names
 
 
@@ -127,6 +145,8 @@ def _prepared(call: ast.Call) -> set[str]:
     if name not in PREPARING:
         return set()
     names = {arg.id for arg in call.args if isinstance(arg, ast.Name)}
+    if name in ("setattr", "delattr"):
+        names = {arg.id for arg in call.args[:1] if isinstance(arg, ast.Name)}
     names |= {
         arg.value
         for arg in call.args
@@ -175,7 +195,11 @@ def answer(found: list[Statement], name: str, marked: int | None = None) -> list
     written = [one for one in definitions if not is_stub(one.node)] or definitions
     own = [one for one in written if one.cell == marked]
     home = (own or written)[-1]
-    needed = {name} | _names_of(found, home.cell)
+    beside = _names_of(found, home.cell)
+    for one in found:
+        if one.cell == home.cell:
+            one.changes |= _handed_to(one.node, beside)
+    needed = {name} | beside
     chosen = {id(home)}
     again = True
     while again:
@@ -192,6 +216,16 @@ def answer(found: list[Statement], name: str, marked: int | None = None) -> list
                 needed |= one.reads
                 again = True
     return [one for one in found if id(one) in chosen]
+
+
+def _handed_to(node: ast.stmt, own: set[str]) -> set[str]:
+    """The names that a bare call gives to a function of the same cell: `install(MyProxy)`."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return set()
+    if call.func.id not in own:
+        return set()
+    return {arg.id for arg in call.args if isinstance(arg, ast.Name)}
 
 
 def _names_of(found: list[Statement], cell: int) -> set[str]:

@@ -9,6 +9,7 @@ sides may be read by the other without trust.
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import dataclasses
 import functools
@@ -33,7 +34,10 @@ DEEPEST = 60  # nesting of a value
 _HEAD = struct.Struct(">QQ")  # bytes of JSON, bytes of tensors
 _DTYPES = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 _KIT = ("observers", "modules", "qat")  # of fxlab.passes.quantize
-_known: dict[str, Any] = {}
+_BUILTINS = (
+    "dict list tuple set slice len max min sum abs round int float bool range sorted".split()
+)
+_known: dict[str, Any] = {f"builtins.{name}": getattr(builtins, name) for name in _BUILTINS}
 _T = TypeVar("_T")
 
 
@@ -175,7 +179,8 @@ class _Writer:
         parts = {name: state.pop(f"_{name}") for name in ("parameters", "buffers", "modules")}
         plain = {}
         for name, value in state.items():
-            if graph and (name.startswith("_") or name in ("meta", "shape_env", "graph")):
+            own = name.startswith("_") and not isinstance(value, torch.Tensor)
+            if graph and (own or name in ("meta", "shape_env", "graph")):
                 continue
             if name in _FRAME:
                 continue
@@ -190,11 +195,22 @@ class _Writer:
             "temporary": sorted(module._non_persistent_buffers_set),
         }  # fmt: skip
         if isinstance(module, GraphModule):
+            _only_known(module)
             entry["graph"] = _bare(graph_to_json(module.graph))
         return {"module": entry}
 
 
 _FRAME = frozenset(("_non_persistent_buffers_set", "_is_full_backward_hook"))
+
+
+def _only_known(gm: GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and not isinstance(node.target, Opaque):
+            name = target_text(node.target)
+            if _function(name) is not node.target:
+                raise WireError(
+                    f"it calls {name}, which is none of torch's or Python's functions: use those"
+                )
 
 
 def _bare(graph: dict[str, Any]) -> dict[str, Any]:
