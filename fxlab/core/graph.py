@@ -81,9 +81,12 @@ class _Namespace:
 
     def create_name(self, candidate: str, obj: Any = None) -> str:
         """Return a free name like `candidate`; the same again for the same `obj`."""
-        if id(obj) in self._obj_to_name:
+        if obj is not None and id(obj) in self._obj_to_name:
             return self._obj_to_name[id(obj)][0]
-        if not (candidate.isidentifier() and candidate.isascii()):
+        plain = candidate.replace(".", "_")
+        if plain.isidentifier() and plain.isascii() and ".." not in candidate:
+            candidate = plain  # nearly always
+        else:
             candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
             candidate = f"_{candidate}" if candidate[0].isdigit() else candidate
         base, _, digits = candidate.rpartition("_")
@@ -235,7 +238,8 @@ class Graph:
             name: wish for its name; made unique.
             type_expr: annotation for generated code.
         """
-        if not isinstance(args or (), tuple) or not isinstance(kwargs or {}, dict):
+        args, kwargs = args or (), kwargs or {}
+        if not isinstance(args, tuple) or not isinstance(kwargs, dict):
             raise RewriteError(
                 f"args of a node must be a tuple and kwargs a dict, got {type(args).__name__} and "
                 f"{type(kwargs).__name__}", hint="a single argument needs its comma: (x,)",
@@ -243,7 +247,7 @@ class Graph:
                 right="graph.call_function(torch.relu, (x,))")  # fmt: skip
         wish = name if name is not None else self._target_to_str(target)
         name = self._graph_namespace.create_name(wish)
-        node = Node(self, name, op, target, args or (), kwargs or {}, type_expr)
+        node = Node(self, name, op, target, args, kwargs, type_expr)
         anchor, after = self._anchor, self._after
         while anchor._erased:
             anchor = anchor._prev if after else anchor._next

@@ -238,8 +238,12 @@ class Node:
         self._op, self._target = op, target
         self.users, self.meta, self._erased, self._repr_fn = {}, {}, False, None
         self._prev = self._next = self
-        self._input_nodes = ()
-        self._set_args(args, kwargs)
+        inputs: dict[Node, None] = {}
+        self._args = _freeze(args, inputs)
+        self._kwargs = _freeze(kwargs, inputs) if kwargs else _NO_KWARGS
+        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
+        for node in inputs:
+            node.users[self] = None
 
     # -- the edit primitives of a single Node ------------------------------------------------
 
