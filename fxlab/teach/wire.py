@@ -360,7 +360,10 @@ class _Reader:
         name = data["name"]
         made = GraphModule(root, read, name if str(name).isidentifier() else "GraphModule")
         for name, value in vars(root).items():
-            if not name.startswith("_") and name not in vars(made):
+            if isinstance(value, torch.Tensor):  # a plain one stays plain: no buffer
+                made._buffers.pop(name, None)
+                made.__dict__[name] = value
+            elif not name.startswith("_") and name not in vars(made):
                 made.__dict__[name] = value
         for name, value in (*root._modules.items(), *root._buffers.items()):
             # What the graph doesn't read stays with it too: an answer may have left it there.
