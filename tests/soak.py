@@ -92,7 +92,8 @@ def one(seed: int, folder: Path) -> None:
     shape_prop(gm, *inputs)
     cost(gm, *inputs)
     if seed % 10 == 0:
-        fxlab.symbolic_trace(gm)(*inputs)
+        with torch.no_grad():  # some programs write into a parameter
+            fxlab.symbolic_trace(gm)(*inputs)
 
 
 def soak(count: int, told: float = 10.0) -> list[Reading]:
