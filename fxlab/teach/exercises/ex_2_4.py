@@ -35,16 +35,23 @@ STUB = '''def my_const_fold(gm):
 
 
 def entry(answer: Callable[[GraphModule], Any], gm: GraphModule) -> GraphModule:
-    """Call the pass; it edits in place. Only here can be seen how a tensor was computed.
+    """Call the pass; it edits in place. Only here can be seen how a folded tensor is kept.
 
     Raises:
-        AnswerError: A folded tensor has a history.
+        AnswerError: It is no buffer, or has a history.
     """
+    before = {node.target for node in gm.graph.find_nodes(op="get_attr")}
     judge.edited(answer, gm)
+    buffers = dict(gm.named_buffers(remove_duplicate=False))
     for node in gm.graph.find_nodes(op="get_attr"):
-        owner, _, name = node.target.rpartition(".")
-        tensor = getattr(gm.get_submodule(owner), name)
-        if getattr(tensor, "requires_grad", False) and not isinstance(tensor, nn.Parameter):
+        if node.target in before:
+            continue
+        if node.target not in buffers:
+            raise AnswerError(
+                "type", f"gm.{node.target} is not a buffer: state_dict() and to(device) pass it "
+                "by; use gm.register_buffer",
+            )  # fmt: skip
+        if buffers[node.target].requires_grad:
             raise AnswerError(
                 "type", f"gm.{node.target} still remembers how it was computed: compute inside "
                 "torch.no_grad(), and keep value.detach()",
@@ -61,9 +68,6 @@ def judge_fold(args: tuple[Any, ...], value: Any) -> Finding | None:
     def wrong(sentence: str, node: str = "") -> Finding:
         return Finding(sentence, node, const_fold(copy_of(gm)), value, gm)
 
-    problem = _not_stored(gm, value)
-    if problem:
-        return wrong(problem)
     text = judge.same_program(gm, value, inputs)
     if text:
         return wrong(f"{_folded_too_much(gm, value)} ({text})")
@@ -86,21 +90,6 @@ def judge_fold(args: tuple[Any, ...], value: Any) -> Finding | None:
 
 def _calls(gm: GraphModule) -> list[Node]:
     return [node for node in gm.graph.nodes if node.op.startswith("call_")]
-
-
-def _not_stored(gm: GraphModule, value: GraphModule) -> str:
-    """Say what is wrong with how the folded tensors are kept, or ""."""
-    buffers = dict(value.named_buffers())
-    before = {node.target for node in gm.graph.find_nodes(op="get_attr")}
-    for node in value.graph.find_nodes(op="get_attr"):
-        if node.target in before:
-            continue
-        if node.target not in buffers:
-            return (
-                f"gm.{node.target} is not a buffer: state_dict() and to(device) pass it by; use "
-                "gm.register_buffer"
-            )
-    return ""
 
 
 def _folded_too_much(gm: GraphModule, value: GraphModule) -> str:
