@@ -39,6 +39,8 @@ def leaking(x: torch.Tensor) -> torch.Tensor:
 class Remembering(nn.Module):
     """Leave something behind at each call."""
 
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.empty(2, 4))

@@ -290,6 +290,8 @@ def _draws(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Running(nn.Module):
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.empty(4))

@@ -93,6 +93,8 @@ def limited(x: torch.Tensor) -> torch.Tensor:
 class Counting(nn.Module):
     """Leave something behind at each call."""
 
+    shift: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("shift", torch.empty(4))
