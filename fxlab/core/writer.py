@@ -9,6 +9,7 @@ constant table), so that no `repr` of an object is ever executed.
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import keyword
 import math
@@ -53,10 +54,11 @@ def is_name(text: str) -> bool:
     return plain and text.isidentifier() and text not in _NOT_NAMES
 
 
-def attribute_text(base: str, parts: Iterable[str], getter: str = "getattr") -> str:
+@functools.lru_cache(8192)
+def attribute_text(base: str, parts: tuple[str, ...], getter: str = "getattr") -> str:
     """Return an expression that reads an attribute of an attribute ... of `base`.
 
-    >>> attribute_text("self", ["layer1", "0", "conv"])
+    >>> attribute_text("self", ("layer1", "0", "conv"))
     'getattr(self.layer1, "0").conv'
     """
     for part in parts:
@@ -233,7 +235,7 @@ class Writer:
                 self.refuse("a method needs its object", "args[0], whose method is called")
             method = attribute_text(self.operand(args[0]), (target,), self.getattr)  # type: ignore[arg-type]
             return f"{method}({self.arguments(args[1:], kwargs)})"
-        path = attribute_text(self.root, target.split("."), self.getattr)  # type: ignore[union-attr]
+        path = attribute_text(self.root, tuple(target.split(".")), self.getattr)  # type: ignore[union-attr]
         return path if op == "get_attr" else f"{path}({self.arguments(args, kwargs)})"
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
