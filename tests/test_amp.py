@@ -144,6 +144,26 @@ def test_a_value_that_is_written_in_place_is_cast_anew():
     assert compare(model(x.clone()), gm(x.clone())).sqnr_db > 25
 
 
+def test_a_number_of_float32_does_not_make_a_16_bit_tensor_wide():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.slope = nn.Linear(4, 4), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            h = self.fc(x)
+            return h * h.mean() * self.slope, h.sum() * self.slope
+
+    x = torch.randn(3, 4)
+    expected = Scaled()
+    for inputs in (None, x):  # shapes unknown, and known
+        gm = amp(fxlab.symbolic_trace(expected), inputs=inputs)
+        with torch.no_grad():
+            out, reference = gm(x), expected(x)
+        assert [(one.dtype, one.shape) for one in out] == [(r.dtype, r.shape) for r in reference]
+        torch.testing.assert_close(out, reference, rtol=0.05, atol=0.05)
+
+
 def test_the_op_table_has_the_four_words():
     gm = fxlab.symbolic_trace(TransformerBlock().eval())
     words = {node.name: column(node, gm) for node in gm.graph.nodes}

@@ -64,6 +64,9 @@ MOVES = frozenset(
     "swapaxes movedim chunk split getitem relu Flatten Unflatten ReLU Identity T mT".split()
 )
 
+# Without a dimension to go along these give one number.
+TO_SCALAR = frozenset("sum mean prod std var norm max min median amax amin dot vdot trace".split())
+
 
 @as_pass(min_sqnr_db=20.0)
 def amp(gm: GraphModule, dtype: torch.dtype = torch.bfloat16, inputs: Any = None) -> GraphModule:
@@ -222,8 +225,9 @@ class _Rewrite:
             low = False
         elif _writes_first(node):
             low = self.is_low.get(node.all_input_nodes[0])
-        else:
-            low = all(self.is_low[i] for i in inputs)
+        else:  # a tensor of no dimensions gives way to the dtype of one that has some
+            counting = [i for i in inputs if not self._is_scalar(i)] or inputs
+            low = all(self.is_low[i] for i in counting)
         self.is_low[node] = None if self._no_float(node) else low
 
     def _give(self, node: Node, low: bool) -> None:
@@ -277,6 +281,18 @@ class _Rewrite:
             if "type" in node.meta and "tensor_meta" not in node.meta:
                 dtype = None
         return {torch.float32: False, self.dtype: True}.get(dtype)
+
+    def _is_scalar(self, node: Node) -> bool:
+        """Say whether the value is known to be a tensor of no dimensions."""
+        if node.op == "get_attr":
+            value = _attribute(self.gm, node.target)
+            return isinstance(value, torch.Tensor) and value.dim() == 0
+        shape = getattr(node.meta.get("tensor_meta"), "shape", None)
+        if shape is not None:
+            return len(shape) == 0
+        if node.op not in ("call_function", "call_method") or _name(node) not in TO_SCALAR:
+            return False
+        return len(node.args) + len(node.kwargs) == 1 + (_name(node) in ("dot", "vdot"))
 
     def _no_float(self, node: Node) -> bool:
         """Say whether the value is known to be no float32 tensor (indices, masks, sizes)."""
