@@ -58,16 +58,14 @@ from .core.purity import has_side_effect
 from .core.tracer import (
     PH,
     GraphAppendingTracer,
-    ProxyableClassMeta,
     Tracer,
     TracerBase,
     wrap,
-    wrapped,
 )
 from .passes.explain import explain_mismatch
 from .passes.matcher import SubgraphMatcher
 from .passes.rewriter import replace_pattern, replace_pattern_with_filters
-from .tracing import symbolic_trace
+from .tracing import ProxyableClassMeta, symbolic_trace, wrapped
 
 __version__ = "0.1.0"
 __all__ = [

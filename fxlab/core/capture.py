@@ -13,7 +13,6 @@ import functools
 import inspect
 import itertools
 import operator
-import traceback
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from . import errors, patches
+from . import patches
 from .codegen import CodeGen
-from .errors import TraceError, TraceRuntimeError, TraceTypeError, call_site, trace_state
+from .errors import TraceError, TraceRuntimeError, call_site, trace_state
 from .graph import Graph, _enter_region, _exit_region
-from .proxy import LEAF, Proxy
+from .proxy import Proxy
 
 if TYPE_CHECKING:
     from .tracer import Tracer
@@ -82,7 +81,7 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         hooked = is_module and (tracer.root._forward_hooks or tracer.root._forward_pre_hooks)
         if hooked and tracer.traced_func_name == "forward" and not hasattr(fn, "__fxlab_flat__"):
             fn = patches._call
-        value = tracer.create_arg(_run(fn, args))
+        value = tracer.create_arg(fn(*args))
         output = tracer.create_node("output", "output", (value,), {}, None, annotation)
         output.meta["source"] = ()
     for node in list(graph.nodes):  # regions without anything inside
@@ -97,14 +96,7 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
 
 
 def _function_of(tracer: Tracer, root: Any) -> Any:
-    """Return the function to trace, and set the tracer's root; refuse what is no program."""
-    many: Any = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-    parallel = isinstance(root, many)
-    if parallel or hasattr(root, "_orig_mod"):
-        inner = "module" if parallel else "_orig_mod"
-        raise TraceError(
-            f"a {type(root).__name__} only wraps the model: its own code is not the program",
-            hint=f"trace what it wraps: symbolic_trace(model.{inner})")  # fmt: skip
+    """Return the function to trace, and set the tracer's root."""
     if not callable(root):
         raise TraceError(f"{root!r} can't be traced", expected="a module or a function")
     fn: Any = root
@@ -116,26 +108,7 @@ def _function_of(tracer: Tracer, root: Any) -> Any:
             raise TraceRuntimeError(
                 f"{type(root).__name__} has no method {tracer.traced_func_name!r} to trace",
                 hint="set traced_func_name of your Tracer")  # fmt: skip
-    inner = inspect.unwrap(fn)
-    if inspect.isgeneratorfunction(inner) or inspect.iscoroutinefunction(inner):
-        raise TraceError(f"{inner.__name__} is a generator or coroutine",
-                         expected="a function that returns its values",
-                         right=f"symbolic_trace(lambda x: list({inner.__name__}(x)))")  # fmt: skip
     return fn
-
-
-def _run(fn: Callable[..., Any], args: list[Any]) -> Any:
-    """Call the function; what refuses a Proxy in words of its own is told as ours, with lines."""
-    try:
-        return fn(*args)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if isinstance(error, errors.FxlabError) or "Proxy" not in str(error):
-            raise
-        frames = [(f.f_code.co_filename, line, f.f_code.co_name)
-                  for f, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
-        where = [frame for frame in reversed(frames) if errors.is_users(frame[0])][:4]
-        raise TraceTypeError(f"what was called here wants a value and got a Proxy: {error}",
-                             where=where, hint=LEAF) from error  # fmt: skip
 
 
 def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ from .proxy import Proxy
 
 _local = threading.local()
 _lock = threading.RLock()
-_undo: list[Callable[[], None]] = []
+_undo = contextlib.ExitStack()
 _depth = 0
 _call_code = Module.__call__.__code__
 _getattr_code = Module.__getattr__.__code__
@@ -52,16 +52,6 @@ def current_tracer() -> Any:
 
 
 @contextmanager
-def untraced() -> Generator[None]:
-    """Run code of the tracer itself as if nobody traced."""
-    outer, _local.tracer = current_tracer(), None
-    try:
-        yield
-    finally:
-        _local.tracer = outer
-
-
-@contextmanager
 def tracing(tracer: Any) -> Generator[None]:
     """Let `tracer` see what this thread does; patches are in place at least that long."""
     global _depth
@@ -70,7 +60,7 @@ def tracing(tracer: Any) -> Generator[None]:
             if _depth == 0:
                 _install()
         except BaseException:
-            _remove()
+            _undo.close()
             raise
         _depth += 1
     outer, _local.tracer = current_tracer(), tracer
@@ -82,36 +72,29 @@ def tracing(tracer: Any) -> Generator[None]:
         with _lock:
             _depth -= 1
             if _depth == 0:
-                _remove()
-
-
-def _remove() -> None:
-    failures: list[Exception] = []
-    while _undo:
-        try:
-            _undo.pop()()
-        except Exception as error:  # one that fails must not keep the others in
-            failures.append(error)
-    if failures:
-        raise failures[0]
+                _undo.close()
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    """Set an item of a dict or an attribute of anything else, and note how to put it back.
+    """Set an attribute, and note how to put it back.
 
     A function's code is swapped where it can be: unlike a new attribute of a class that
     invalidates no type's caches.
     """
-    old: Any
-    if type(owner) is dict:
-        table = cast(dict[str, Any], owner)
-        put, drop, old = table.__setitem__, table.__delitem__, table.get(name, _NOT_THERE)
-    else:
-        put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
-        swap = name == "__code__"
-        old = owner.__code__ if swap else cast(Any, vars(owner)).get(name, _NOT_THERE)
-    _undo.append((lambda: drop(name)) if old is _NOT_THERE else (lambda: put(name, old)))
-    put(name, value)
+    fields = {name: owner.__code__} if name == "__code__" else cast(Any, vars)(owner)
+    old = cast(Any, fields).get(name, _NOT_THERE)
+    put_back: Any = (delattr, owner, name) if old is _NOT_THERE else (setattr, owner, name, old)
+    _undo.callback(*put_back)
+    setattr(owner, name, value)
+
+
+def replace(table: dict[str, Any], new: dict[str, Any]) -> None:
+    """Set items of a dict of globals, and note how to put them back."""
+    with _lock:
+        _undo.callback(table.update, {name: table[name] for name in new if name in table})
+        for name in new.keys() - table.keys():
+            _undo.callback(table.__delitem__, name)
+        table.update(new)
 
 
 @functools.cache
@@ -138,17 +121,10 @@ def _install() -> None:
         for (_, name), table in list(registry.items()):
             original = table.get(name, getattr(builtins, name, _NOT_THERE))
             if original is not _NOT_THERE and not hasattr(original, "__fxlab_original__"):
-                _set(table, name, recorder(original, wrapped=True))
+                replace(table, {name: recorder(original, wrapped=True)})
     for kind, name in list(torch_trace._wrapped_methods_to_patch):
         if kind is not torch.Tensor or name != "__getitem__":
             _set(kind, name, recorder(getattr(kind, name), name))
-
-
-def replace(table: dict[str, Any], new: dict[str, Any]) -> None:
-    """Replace items of a dict of globals, and note how to put them back."""
-    with _lock:
-        _undo.append(functools.partial(table.update, {name: table[name] for name in new}))
-        table.update(new)
 
 
 def patch_globals(table: dict[str, Any], ids: Any) -> None:

@@ -33,8 +33,6 @@ _is_method: Callable[[Any], bool] = functools.cache(
     overrides.is_tensor_method_or_property)  # pyright: ignore  # fmt: skip
 UNKNOWN = object()
 """Stands for a value that nobody knows while tracing."""
-LEAF = ("move these lines into a function and mark it with fxlab.wrap: its call is recorded, its "
-        "body is not traced")  # fmt: skip
 
 answers: list[Callable[[TracerBase, Proxy, str], Any]] = []
 """Asked in turn for a value that Python insists on now: (tracer, proxy, what) -> it or UNKNOWN."""

@@ -16,8 +16,7 @@ import operator
 import sys
 import types
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -36,7 +35,6 @@ from .purity import effect
 _PLAIN = frozenset((*base_types, type(None), type(...))) - {torch.Tensor}
 _CONSTANTS = {torch.Tensor: "_tensor_constant", torch.ScriptObject: "_torchbind_obj",
               pytree.TreeSpec: "_tree_spec_constant"}  # fmt: skip
-_proxyable_classes: dict[type, None] = {}
 _NOWHERE: Frame = ("<unknown>", 0, "?")
 _ROOT: tuple[str, Any] = ("", None)
 Root = torch.nn.Module | Callable[..., Any]
@@ -383,8 +381,6 @@ class Tracer(TracerBase):
                 path = self._tensor_paths()[id(a)] = self._keep_constant(prefix, a)
         elif isinstance(a, torch.nn.Module):
             path = self._paths().get(a)
-        elif type(a) in _proxyable_classes:
-            path = self._keep_constant(f"_{type(a).__name__}_constant_", a)
         else:
             return None
         if path in self._notes:
@@ -474,25 +470,6 @@ class Tracer(TracerBase):
         return texts
 
 
-class ProxyableClassMeta(type):
-    """Metaclass of classes that may be built from Proxies inside a trace: the call is recorded."""
-
-    def __init__(cls, name: str, bases: Any, attrs: Any) -> None:
-        _proxyable_classes.setdefault(cls)
-        super().__init__(name, bases, attrs)
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Build the instance, or record the building if a Proxy goes in."""
-        instance = cast(Any, cls).__new__(cls)
-        if not issubclass(type(instance), cls):
-            return instance
-        proxy = patches.find_proxy(args, kwargs)
-        if proxy is not None and patches.current_tracer() is not None:
-            return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
-        cls.__init__(instance, *args, **kwargs)  # type: ignore[misc]
-        return instance
-
-
 def wrap(fn_or_name: Any) -> Any:
     """Mark a function as a leaf: a trace records its call and does not look inside.
 
@@ -527,18 +504,6 @@ def is_fx_tracing() -> bool:
 def is_fx_symbolic_tracing() -> bool:
     """Say whether a symbolic trace is running and torch.compile is not."""
     return is_fx_tracing() and not torch.compiler.is_compiling()
-
-
-@contextmanager
-def wrapped(*functions: Callable[..., Any]) -> Generator[None]:
-    """Treat functions as leaves for the traces inside a `with` block, as `wrap` does for good."""
-    new = {id(f): f for f in functions if id(f) not in patches.wrapped_functions}
-    patches.wrapped_functions.update(new)
-    try:
-        yield
-    finally:
-        for key in new:
-            patches.wrapped_functions.pop(key, None)
 
 
 def symbolic_trace(root: Root, concrete_args: Fixed = None, *,

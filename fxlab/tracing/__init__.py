@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from . import advice, factories, known, losses, pytrees, switches
 from .check import symbolic_trace
+from .leaves import ProxyableClassMeta, wrapped
 
-__all__ = ["symbolic_trace"]
+__all__ = ["ProxyableClassMeta", "symbolic_trace", "wrapped"]
 
 for _part in (advice, factories, known, losses, pytrees, switches):
     _part.install()

@@ -7,12 +7,26 @@ setting, `torch.where` for a choice between tensors. The error's "try" lines com
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import operator
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
-from fxlab.core.node import Node
-from fxlab.core.proxy import LEAF, advisers, asks_shape
+import torch
 
+from fxlab.core import errors
+from fxlab.core.capture import watchers
+from fxlab.core.errors import TraceError, TraceTypeError
+from fxlab.core.node import Node
+from fxlab.core.proxy import advisers, asks_shape
+from fxlab.core.tracer import Tracer
+
+LEAF = (
+    "move these lines into a function and mark it with fxlab.wrap: its call is recorded, its body "
+    "is not traced"
+)
 _COMPARISONS = frozenset(
     getattr(operator, name) for name in "eq ne lt le gt ge not_ and_ or_".split()
 )
@@ -22,6 +36,39 @@ def install() -> None:
     """Let every refusal of a Proxy ask here for its hints."""
     if ways_out not in advisers:
         advisers.append(ways_out)
+        watchers.append(watch)
+
+
+@contextlib.contextmanager
+def watch(tracer: Tracer) -> Iterator[None]:
+    """Refuse what is no program; tell as ours, with lines, what refuses a Proxy in other words."""
+    root, fn = tracer.root, tracer.root_function
+    parallel = isinstance(root, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
+    if parallel or hasattr(root, "_orig_mod"):
+        inner = "module" if parallel else "_orig_mod"
+        raise TraceError(
+            f"a {type(root).__name__} only wraps the model: its own code is not the program",
+            hint=f"trace what it wraps: symbolic_trace(model.{inner})",
+        )
+    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
+        raise TraceError(
+            f"{fn.__name__} is a generator or coroutine",
+            expected="a function that returns its values",
+            right=f"symbolic_trace(lambda x: list({fn.__name__}(x)))",
+        )
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if isinstance(error, errors.FxlabError) or "Proxy" not in str(error):
+            raise
+        frames = [
+            (frame.f_code.co_filename, line, frame.f_code.co_name)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+        ]
+        where = [frame for frame in reversed(frames) if errors.is_users(frame[0])][:4]
+        raise TraceTypeError(
+            f"what was called here wants a value and got a Proxy: {error}", where=where, hint=LEAF
+        ) from error
 
 
 def ways_out(node: Node, tracer: Any, what: str) -> list[str]:

@@ -8,14 +8,15 @@ not specialize unless told to); example inputs run as fake tensors, so no arithm
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from fxlab.core import patches
 from fxlab.core.node import Node, lookup, map_arg
-from fxlab.core.patches import untraced
 from fxlab.core.proxy import UNKNOWN, Proxy, answers, asks_shape
 from fxlab.core.purity import effect
 from fxlab.core.tracer import TracerBase
@@ -62,6 +63,16 @@ def known(tracer: TracerBase, node: Node) -> tuple[Any, str]:
             if current not in table:
                 table[current] = _evaluate(tracer, current, table)
     return table[node]
+
+
+@contextlib.contextmanager
+def untraced() -> Generator[None]:
+    """Run what a tracer wants to know as if nobody traced."""
+    outer, patches._local.tracer = patches.current_tracer(), None
+    try:
+        yield
+    finally:
+        patches._local.tracer = outer
 
 
 _EXAMPLES = "examples"

@@ -1,0 +1,54 @@
+"""What else is recorded as one call, besides torch's modules and functions marked with `wrap`?
+
+Functions for the time of a `with` block, and classes whose instances are built from traced values
+(paper, section 4.1: the author of a model decides where tracing stops).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from fxlab.core import patches
+
+
+@contextmanager
+def wrapped(*functions: Callable[..., Any]) -> Generator[None]:
+    """Treat functions as leaves for the traces inside a `with` block, as `wrap` does for good."""
+    new = {id(f): f for f in functions if id(f) not in patches.wrapped_functions}
+    patches.wrapped_functions.update(new)
+    try:
+        yield
+    finally:
+        for key in new:
+            patches.wrapped_functions.pop(key, None)
+
+
+def _as_constant(instance: Any, tracer: Any) -> Any:
+    """Let an instance that was built without Proxies stand in a graph: the GraphModule keeps it."""
+    keep = getattr(tracer, "_keep_constant", None)
+    if keep is None:
+        return instance
+    path = keep(f"_{type(instance).__name__}_constant_", instance)
+    return tracer.create_node("get_attr", path, (), {})
+
+
+class ProxyableClassMeta(type):
+    """Metaclass of classes that may be built from Proxies inside a trace: the call is recorded."""
+
+    def __init__(cls, name: str, bases: Any, attrs: Any) -> None:
+        super().__init__(name, bases, attrs)
+        if not hasattr(cls, "__fx_create_arg__"):
+            cls.__fx_create_arg__ = _as_constant
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Build the instance, or record the building if a Proxy goes in."""
+        instance: Any = cls.__new__(cls)  # type: ignore[call-overload]
+        if not isinstance(instance, cls):
+            return instance
+        proxy = patches.find_proxy(args, kwargs)
+        if proxy is not None and patches.current_tracer() is not None:
+            return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
+        cls.__init__(instance, *args, **kwargs)  # type: ignore[misc]
+        return instance
