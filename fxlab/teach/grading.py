@@ -121,7 +121,8 @@ def grade(
         out: The CSV to write. Beside it go `<name>-feedback/<student>.html`,
             `<name>-summary.html` and, if asked for, `<name>-similar.csv`.
         jobs: How many submissions at a time.
-        hidden: A file of hidden cases, `CASES = {"2.2": [Case(...), ...]}`.
+        hidden: A file of hidden cases, `CASES = {"2.2": [Case(...), ...]}`; "kit" for the kit's
+            own second set, which is public but in no notebook.
         students: A class list (CSV): its ids stand in the table, with a line for each student who
             handed in nothing.
         exercises: Ids such as "2.2" or "2.1a"; by default all that any submission has a cell for.
@@ -140,10 +141,13 @@ def grade(
 
     begin = time.monotonic()
     out = Path(out)
-    hidden = Path(hidden).resolve() if hidden is not None else None
+    hidden = Path(hidden) if hidden is not None else None
     listed = class_list(Path(students)) if students is not None else None
     with tempfile.TemporaryDirectory(prefix="fxlab-grade-") as room:
-        found = collect(Path(submissions), Path(room), listed)
+        written = (
+            (f"{out.stem}-feedback",) if out.parent.resolve() == Path(submissions).resolve() else ()
+        )
+        found = collect(Path(submissions), Path(room), listed, written)
         ids = _asked(exercises) if exercises is not None else parts_in(found)
         if hidden is not None:
             from fxlab.teach.marking import hidden_cases
@@ -151,7 +155,7 @@ def grade(
             hidden_cases(hidden)  # say now what is wrong with it
         options = {"hidden": hidden, "seconds": seconds, "course": course}
         marks = _mark_all(found, ids, jobs, options, progress)
-        _again(found, marks, options)
+        _again(found, marks, options, progress)
     grades = Grades(ids, found, marks)
     if similar_pairs:
         grades.pairs = similar.pairs(marks)
@@ -255,15 +259,21 @@ def _mark_in_worker(one: Submission, ids: list[str]) -> list[Marked]:
 
 
 def _again(
-    found: list[Submission], marks: dict[str, list[Marked]], options: dict[str, Any]
+    found: list[Submission],
+    marks: dict[str, list[Marked]],
+    options: dict[str, Any],
+    progress: Callable[[int, int, str], None] | None,
 ) -> None:
     """Run once more, alone, what ran out of time: the machine was busy before."""
     late = [(one, k) for one in found for k, mark in enumerate(marks[one.student]) if mark.late]
     if not late:
         return
+    told = progress or (lambda *_: None)
     with Marker(**options) as marker:
-        for one, k in late:
+        for number, (one, k) in enumerate(late):
+            told(number, len(late), "once more, alone: what ran out of time")
             marks[one.student][k] = marker.mark_part(one, marks[one.student][k].id)
+    told(len(late), len(late), "once more, alone: what ran out of time")
 
 
 def _write(grades: Grades, out: Path, similar_pairs: bool) -> None:
