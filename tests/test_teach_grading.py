@@ -6,19 +6,22 @@ import csv
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from fxlab.core.errors import ExerciseError
-from fxlab.teach import replay, slicing
+from fxlab.teach import replay, slicing, wire
 from fxlab.teach.collect import Submission, class_list, collect, owner_of, read_notebook, unpack
 from fxlab.teach.exercise import part
 from fxlab.teach.grading import grade
 from fxlab.teach.limits import AnswerError
 from fxlab.teach.marking import Marker, hidden_cases
-from fxlab.teach.student import FORKS, Server, Student
+from fxlab.teach.student import FORKS, Server, Student, call_message
 from tests import submissions as made
 
 IMPORTS = "import torch\nimport fxlab\nfrom fxlab.core.purity import effect\n"
@@ -145,6 +148,36 @@ def test_a_class_list_gives_ids_and_those_who_handed_in_nothing(tmp_path):
     ]  # fmt: skip
 
 
+def test_two_students_of_one_name_stay_two(tmp_path):
+    for number, source in ((1, "x = 1"), (2, "x = 2")):
+        name = f"Ada Lovelace_{number}_assignsubmission_file_"
+        made.write(tmp_path / "all" / name / "x.ipynb", notebook(source))
+    found = collect(tmp_path / "all", tmp_path / "room")
+    assert [(one.student, one.notebooks[0].cells) for one in found] == [
+        ("Ada Lovelace 1", ["x = 1"]), ("Ada Lovelace 2", ["x = 2"])
+    ]  # fmt: skip
+
+
+def test_a_folder_around_all_submissions_is_looked_through(tmp_path):
+    path = tmp_path / "download.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for student in ("ada", "bob"):
+            archive.writestr(
+                f"homework 1/{student}/02_transform.ipynb", json.dumps(notebook("x = 1"))
+            )
+        archive.writestr("__MACOSX/homework 1/._x", "")
+    assert [one.student for one in collect(path, tmp_path / "room")] == ["ada", "bob"]
+    made.write(tmp_path / "one" / "ada" / "02_transform.ipynb", notebook("x = 1"))
+    assert [one.student for one in collect(tmp_path / "one", tmp_path / "room2")] == ["ada"]
+
+
+def test_what_an_earlier_grading_wrote_into_the_folder_is_no_submission(tmp_path):
+    made.write(tmp_path / "ada" / "02_transform.ipynb", made.filled("02_transform", {}))
+    one = grade(tmp_path, tmp_path / "grades.csv", exercises=["2.2"]).to_csv()
+    assert grade(tmp_path, tmp_path / "grades.csv", exercises=["2.2"]).to_csv() == one
+    assert one.count("\n") == 2
+
+
 @pytest.mark.parametrize("content", ["{ not json", "", "[]", '{"cells": 3}', "\0\0", "[" * 100_000])
 def test_what_is_no_notebook_says_so(tmp_path, content):
     path = tmp_path / "x.ipynb"
@@ -216,6 +249,22 @@ def test_a_good_answer_is_marked_over_the_pipe(server):
 def test_each_answer_has_a_python_of_its_own_where_forking_is_not_possible():
     assert outcome(None, [IMPORTS, GOOD]) == (1, "")
     assert "exit code 0" in outcome(None, deed("    os._exit(0)"))[1]
+
+
+def test_a_python_of_its_own_answers_over_pipes_as_on_systems_without_sockets():
+    command = [sys.executable, "-m", "fxlab.teach.process", "pipes", str(1 << 30)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        start = {"do": "start", "part": "2.2", "cells": [IMPORTS + "print('noise')", GOOD],
+                 "marked": None, "seconds": 5.0, "course": None}  # fmt: skip
+        wire.send(child.stdin, wire.encode(start))
+        assert wire.decode(wire.receive(child.stdout))["ready"] is True
+        (args,) = [case.args() for case in list(part("2.2")[1].cases())[:1]]
+        wire.send(child.stdin, call_message(args))
+        value = wire.decode(wire.receive(child.stdout))["value"]
+        assert len(value.graph.nodes) == 2
+        child.stdin.close()
+        assert child.wait(20) == 0
 
 
 @pytest.mark.parametrize(
@@ -394,6 +443,11 @@ def test_hidden_cases_catch_an_answer_that_fits_the_public_ones(tmp_path, capsys
     packed = line.split("'")[1] if "'" in line else line.split('"')[-2]
     replay("2.2", lambda gm: gm, packed)
     assert "torch.cos" in capsys.readouterr().out
+
+
+def test_the_kit_has_a_second_set_for_some_exercises():
+    found = hidden_cases(Path("kit"))
+    assert found and all(case.behaviour in part(id)[1].points for id in found for case in found[id])
 
 
 def test_a_file_of_hidden_cases_that_says_something_else_is_refused(tmp_path):

@@ -38,12 +38,14 @@ class Notebook:
         cells: Source of each code cell, in order.
         marks: Part id -> number of the cell that carries nbgrader's id of it.
         folder: Where the files that came with it are, or None.
+        order: Version, time and name: the largest is the latest.
     """
 
     name: str
     cells: list[str]
     marks: dict[str, int]
     folder: Path | None = None
+    order: tuple[int, int, str] = (0, 0, "")
 
 
 @dataclass
@@ -65,17 +67,11 @@ class Submission:
     name: str = ""
 
 
-@dataclass
-class _File:
-    student: str
-    shown: str
-    path: Path
-    order: tuple[Any, ...]
-    number: str = ""
-
-
 def collect(
-    folder: Path, room: Path, students: list[dict[str, str]] | None = None
+    folder: Path,
+    room: Path,
+    students: list[dict[str, str]] | None = None,
+    skipped: Iterable[str] = (),
 ) -> list[Submission]:
     """Find the submissions in a folder or zip.
 
@@ -83,9 +79,11 @@ def collect(
         folder: What the teacher downloaded.
         room: An empty folder for what is unpacked.
         students: Rows of the class list, see `class_list`; matched by id, number or name.
+        skipped: Names in the folder that are no submissions: what an earlier grading wrote there.
 
     Returns:
         One for each student, sorted by id; with a class list also those who handed in nothing.
+        Two students of the same name (and different numbers) stay two.
 
     Raises:
         ExerciseError: There is no such folder or zip.
@@ -98,26 +96,44 @@ def collect(
         folder = target
     if not folder.is_dir():
         raise ExerciseError(f"there is no folder {folder.name!r} of submissions")
+    places = _places(folder, skipped)
+    numbers: dict[str, set[str]] = {}
+    for place in places:
+        who, number, _ = owner_of(place.name)
+        numbers.setdefault(who, set()).add(number)
     found: dict[str, Submission] = {}
-    for place in sorted(folder.iterdir()):
-        if place.name.startswith(".") or place.name in SKIPPED or place.suffix in (".csv", ".html"):
-            continue
+    for place in places:
         student, number, shown = owner_of(place.name)
         row = _row(students, student, number)
         if row is not None:
             student = row["id"]
+        elif len(numbers[student]) > 1 and number:
+            student = f"{student} {number}"
         one = found.setdefault(student, Submission(student, name=row["name"] if row else ""))
         one.files.append(place.name)
         _take(place, shown, one, room / f"{len(found)}-{len(one.files)}")
     for row in students or ():
         found.setdefault(row["id"], Submission(row["id"], name=row["name"]))
     for one in found.values():
-        one.notebooks.sort(key=lambda notebook: _age[id(notebook)])
-    _age.clear()
+        one.notebooks.sort(key=lambda notebook: notebook.order)
     return [found[student] for student in sorted(found)]
 
 
-_age: dict[int, tuple[Any, ...]] = {}
+def _places(folder: Path, skipped: Iterable[str]) -> list[Path]:
+    """What stands in a folder of submissions; a folder around all of them is looked through."""
+    places = [
+        place
+        for place in sorted(folder.iterdir())
+        if not place.name.startswith(".")
+        and place.name not in (*SKIPPED, *skipped)
+        and place.suffix not in (".csv", ".html")
+    ]
+    if len(places) == 1 and places[0].is_dir() and owner_of(places[0].name)[1] == "":
+        inner = [one for one in places[0].iterdir() if not one.name.startswith(".")]
+        bulk = [one for one in inner if owner_of(one.name)[1]]
+        if bulk or sum(one.is_dir() or one.suffix == ".zip" for one in inner) > 1:
+            return _places(places[0], skipped)
+    return places
 
 
 def owner_of(name: str) -> tuple[str, str, str]:
@@ -190,7 +206,7 @@ def _take_notebook(path: Path, shown: str, one: Submission, folder: Path | None)
         one.problems.append(f"{shown}: {error.message}")
         return
     notebook.name, notebook.folder = shown, folder
-    _age[id(notebook)] = (_version(shown), int(path.stat().st_mtime), shown)
+    notebook.order = (_version(shown), int(path.stat().st_mtime), shown)
     one.notebooks.append(notebook)
 
 

@@ -63,7 +63,7 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table to write")
     parser.add_argument("--jobs", type=int, default=1, help="submissions at a time")
-    parser.add_argument("--hidden", type=Path, metavar="CASES.PY", help="hidden cases")
+    parser.add_argument("--hidden", type=Path, metavar="CASES.PY", help="hidden cases, or kit")
     parser.add_argument(
         "--class", dest="students", type=Path, metavar="LIST.CSV", help="the class list"
     )

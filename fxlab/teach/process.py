@@ -243,7 +243,13 @@ def main() -> None:
     """Run as `python -m fxlab.teach.process`: "server FD", "socket FD MEMORY" or "pipes MEMORY"."""
     kind, *rest = sys.argv[1:]
     if kind == "pipes":
-        reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        descriptors = [os.dup(0), os.dup(1)]
+        if sys.platform == "win32":
+            import msvcrt
+
+            for descriptor in descriptors:
+                msvcrt.setmode(descriptor, os.O_BINARY)
+        reading, writing = os.fdopen(descriptors[0], "rb"), os.fdopen(descriptors[1], "wb")
         _quiet()
         respond_until_closed(reading, writing, int(rest[0]))
         return
