@@ -95,7 +95,7 @@ def _prediction() -> Any:
         def static_html(self) -> str:
             """The picture of the step in view, and no word of the next ones."""
             copy = static_html(self._so_far(), step=self.step)
-            return f"<p>{html.escape(_ASKED)}</p>{copy}"
+            return copy.replace("</summary>", f"</summary><p>{html.escape(_ASKED)}</p>", 1)
 
         def __repr__(self) -> str:
             """The rows in view as text, and no word of the next steps."""
