@@ -45,6 +45,9 @@ const elide = (text, room) => {
   const tail = Math.max(0, Math.floor((room - 1) * 0.4));
   return text.slice(0, Math.max(1, room - 1 - tail)) + "…" + (tail ? text.slice(-tail) : "");
 };
+// Of a long line the path to a module goes first.
+const brief = (text, room) =>
+  elide(text.length > room ? text.replace(/ = getattr\(.*\)\.(?=\w+\()/, " = ….") : text, room);
 const isGroup = (kid) => typeof kid === "object";
 const alive = (slots) => slots.filter((slot) => slot.st === 0);
 const key = (place) => `${place[3]}:${place[1]}`;
@@ -142,15 +145,15 @@ export class Story {
     const isResult = step && step.k === "result", list = isResult ? this.result(i) : this.slots(s, p);
     for (let j = this.span(s).first; j <= i; j++) for (const id of this.steps[j].m) touched.set(id, j);
     const slots = list.map(({ id, born, died, inner }) => {
-      const st = i < born ? 2 : i >= died ? 1 : 0, when = touched.get(id);
-      if (st === 1) return { id, st, inner, mark: "-", strong: died === i };
-      if (st === 0 && born > 0 && (born === i || when !== i)) return { id, st, inner, mark: "+", strong: born === i };
-      return { id, st, inner, mark: st === 0 && when ? "~" : "", strong: st === 0 && when === i };
+      const st = i < born ? 2 : i >= died ? 1 : 0, at = touched.get(id), made = born > 0 && (born === i || at !== i);
+      const [mark, strong] = st === 1 ? ["-", died === i] : st ? ["", false] : made ? ["+", born === i]
+        : [at ? "~" : "", at === i];
+      return { id, st, inner, mark, strong };
     });
     return { i, s, p, slots, key: isResult ? `r${i}` : `${s}/${p}` };
   }
 
-  // Modules as groups of neighbouring rows; neighbours of one build become one repeat.
+  // Modules as groups of neighbouring rows; equal neighbours become one repeat.
   tree(frame) {
     if (this.trees.has(frame.key)) return this.trees.get(frame.key);
     const { paths } = this.data, root = { kids: [], key: "", path: -1 }, open = [root], seen = new Map(),
@@ -371,7 +374,7 @@ export class Viewer {
 
   focus() { this.grid.focus({ preventScroll: true }); }
 
-  // The next step that changes the selected row, or anything at all.
+  // The next change of the selected row, or of anything.
   nextChange(by) {
     for (let i = this.step + by; i >= 1 && i <= this.story.last; i += by) {
       const { m, r, k } = this.story.steps[i];
@@ -444,7 +447,7 @@ export class Viewer {
     const leaf = items.map(({ slots, group }) => !group && "PG".includes(this.now(slots[0].id).letter));
     this.lane = layout(this.inputs, leaf, this.cap);
     this.given = this.outer().filter((id) => this.now(id).letter === "P");
-    // The gutter only grows while a pass is stepped, so that the code does not shift back and forth.
+    // The gutter only grows while a pass is stepped, so that the code does not shift.
     const wide = Math.min(this.cap, this.lane.width) + (this.ghosts.size ? 1 : 0),
       kept = `${frame.key}|${[...this.folds]}`;
     this.gutter = Math.max(wide, this.gutterKey === kept ? this.gutter : 2);
@@ -604,7 +607,7 @@ export class Viewer {
     if (this.step && slot.id === this.story.steps[this.step].r) mark("about");
     if (slot.mark) mark(KIND[slot.mark], slot.strong ? "strong" : "faint");
     if (picked && text.length > room) mark("full");
-    add(row, cell("mark", sign(slot.mark)), cell("line", this.tokens(picked ? text : elide(text, room), now), badge),
+    add(row, cell("mark", sign(slot.mark)), cell("line", this.tokens(picked ? text : brief(text, room), now), badge),
       cell("shape", empty ? "" : elide(now.shape, this.data.width)));
     for (const { values, max, unit } of this.columns) {
       const value = values[slot.id], known = value !== undefined && slot.st === 0;
@@ -776,10 +779,10 @@ export class Viewer {
   value(v) {
     const bars = v.histogram || [], top = Math.max(1, ...bars), image = v.thumbnail;
     const rects = bars.map((n, k) => svg("path", { d: `M${k * 10} 40v${(-38 * n) / top}h9V40` }));
-    return [h("div", `${v.dtype || ""} ${v.seconds ? `${short(v.seconds * 1e3)} ms` : ""}`),
+    return [v.seconds && h("div", `${short(v.seconds * 1e3)} ms`),
       bars.length > 0 && svg("svg", { class: "f-hist", viewBox: "0 0 160 40", role: "img",
         "aria-label": `histogram: ${bars.join(" ")}` }, rects),
-      image && h("img.f-thumb", { src: `data:image/png;base64,${image}`, alt: "its last two dimensions, min to max" })];
+      image && h("img.f-thumb", { src: `data:image/png;base64,${image}`, alt: "its last two dimensions" })];
   }
 
   about() {
@@ -931,7 +934,7 @@ export class Viewer {
     this.focus();
   }
 
-  // Wall mode is in the browser's top layer, where no part of a notebook clips it.
+  // Wall mode is in the browser's top layer: nothing clips it.
   wall(on) {
     if (this.isWall === on) return;
     const { root } = this;
@@ -948,7 +951,7 @@ export class Viewer {
     if (this.helpBox.hidden) this.focus(); else this.helpBox.querySelector("button").focus();
   }
 
-  // The kernel draws the classic picture; a page has those that it was written with.
+  // The kernel draws the classic picture; a page has some with it.
   picture(reply) {
     if (reply && reply.kind) {
       clearTimeout(this.waiting);

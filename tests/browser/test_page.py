@@ -639,3 +639,13 @@ def test_many_parameters_open_folded_even_in_a_small_program(show):
     texts = [row["line"] for row in shown.rows()]
     assert any("parameters" in text and "16 rows folded" in text for text in texts)
     assert sum("aten.linear" in text for text in texts) == 8
+
+
+def test_of_a_long_line_the_path_to_a_module_is_elided_first(show, timeline):
+    shown = show(timeline, size=(940, 800), step=timeline.passes[0].last)
+    lines = {row["name"]: row["line"] for row in shown.rows()}
+    assert lines["body_1_conv"] == "body_1_conv = ….conv(body_0_relu)"
+    wide = show(timeline, size=(1900, 800), step=timeline.passes[0].last)
+    assert (
+        'getattr(self.body, "1").conv(body_0_relu)' in wide.page.locator(".f-canvas").inner_text()
+    )
