@@ -390,7 +390,7 @@ def test_feedback_shows_the_smallest_program_and_a_cell_to_paste(graded):
     _, out = graded
     page = (out.with_name("grades-feedback") / "bob.html").read_text(encoding="utf-8")
     assert "walk from the end" in page and "<img alt=" in page
-    assert "check(&quot;2.2&quot;, my_dce, behaviour=&#x27;chains go&#x27;)" in page
+    assert "check(&quot;2.2&quot;, my_dce, behaviour=&#x27;chains go&#x27;).show();" in page
     assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
 
 

@@ -171,7 +171,7 @@ class Marker:
         for behaviour in dict.fromkeys(one.behaviour for one in found if one.status != "pass"):
             first = next(r for r in found if r.behaviour == behaviour and r.status != "pass")
             if first.title in public or first.args is None:
-                lines.append(f'check("{asked.id}", {asked.name}, behaviour={behaviour!r})')
+                lines.append(f'check("{asked.id}", {asked.name}, behaviour={behaviour!r}).show();')
                 continue
             packed = base64.b85encode(zlib.compress(wire.encode(first.args), 9)).decode()
             if len(packed) <= PASTED:
