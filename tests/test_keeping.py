@@ -134,6 +134,10 @@ def test_save_makes_one_zip_of_the_same_work_and_keeps_zips_of_other_work(folder
     second = save().path
     assert second != first and not first.exists() and second.exists()
     assert (folder / "fxlab-work-2026-01-01-000000.zip").exists()
+    (folder / "b.ipynb").write_text(notebook("return 3"))
+    third = save().path
+    (folder / "b.ipynb").unlink()
+    assert save().path != third and third.exists()  # it has what is nowhere else
 
 
 def test_save_of_nothing_writes_nothing(folder, monkeypatch):

@@ -269,9 +269,10 @@ def save(folder: str | Path | None = None) -> Saved:
         path.write_bytes(_packed(files, mark))
     except OSError as error:
         return Saved(None, (f"nothing was saved: {error.strerror or error}",))
-    for old in _saved:  # of this session: all that is in it is in the new one, or newer
+    for old in [one for one in _saved if one.parent == folder and _names(one) <= files.keys()]:
+        _saved.remove(old)  # made by this kernel, of the same files: the new one has all of it
         old.unlink(missing_ok=True)
-    _saved[:] = [path]
+    _saved.append(path)
     text = "download it; restore(...) brings it back, here or on another machine"
     return Saved(path, (f"saved: {names}", text))
 
@@ -366,6 +367,15 @@ def _digest(path: Path) -> str:
             return str(_head(archive).get("digest"))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return ""
+
+
+def _names(path: Path) -> set[str]:
+    """The names of the files in a zip of ours; of a zip that is gone none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return set(archive.namelist()) - {INDEX}
+    except (OSError, zipfile.BadZipFile):
+        return set()
 
 
 def _unpacked(path: Path) -> dict[str, tuple[bytes, float]]:
