@@ -6,6 +6,7 @@ statements, the signature, and the hooks by which a `CodeGen` of your own change
 ordinary case the text is the one torch.fx prints.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import inspect
@@ -36,10 +37,10 @@ class PythonCode:
 
     src: str
     globals: dict[str, Any]
-    lines: list[Node | None] = field(default_factory=list)
+    lines: list[Node | None] = field(default_factory=list[Node | None])
     _prologue_start: int = 0
-    defaults: dict[str, Any] = field(default_factory=dict)
-    places: dict[int, int | None] = field(default_factory=dict, repr=False, compare=False)
+    defaults: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)
 
     @property
     def lineno_map(self) -> dict[int, Node]:

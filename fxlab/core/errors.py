@@ -6,6 +6,7 @@ alike and can be tested. The paper asks for this in section 5.3: a failed captur
 place. `call_site` finds that place; it is also what provenance and the explorer's `where` use.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import contextlib
@@ -168,7 +169,8 @@ def cell_name(file: str) -> str | None:
     """Return `In[7]` for the file name under which IPython compiled a notebook cell, else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    name = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    namer: Any = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    name = None if namer is None else namer(file)
     if name is not None:
         return name[1]
     return "In[?]" if "ipykernel_" in file or file.startswith("<ipython-input") else None

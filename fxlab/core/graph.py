@@ -6,6 +6,7 @@ erase, move, set arguments, set target, reroute, rename). Each primitive counts 
 if somebody watches, tells what it did; that is all that lazy recompilation and the explorer need.
 """
 
+# pyright: reportPrivateUsage=false, reportUnusedFunction=false
 from __future__ import annotations
 
 import builtins
@@ -133,7 +134,7 @@ class _node_list:  # torch.fx's name
         return _node_list(self.graph, "_prev" if self.direction == "_next" else "_next")
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        return list[Any](self)[index]
 
     def __repr__(self) -> str:
         return repr(list(self))
@@ -239,7 +240,8 @@ class Graph:
             type_expr: annotation for generated code.
         """
         args, kwargs = args or (), kwargs or {}
-        if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+        right = isinstance(args, tuple) and isinstance(kwargs, dict)  # pyright: ignore
+        if not right:
             raise RewriteError(
                 f"args of a node must be a tuple and kwargs a dict, got {type(args).__name__} and "
                 f"{type(kwargs).__name__}", hint="a single argument needs its comma: (x,)",
@@ -411,7 +413,7 @@ class Graph:
     # -- looking ----------------------------------------------------------------------------------
 
     @property
-    def nodes(self) -> Any:
+    def nodes(self) -> _node_list:
         """All Nodes in order; `len`, `reversed` and edits while iterating work."""
         return _node_list(self)
 

@@ -6,6 +6,7 @@ and the next use of `forward` writes and compiles it once. So no code runs that 
 mean, and a thousand edits cost one compilation.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import copy
@@ -16,7 +17,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -94,7 +95,7 @@ class GraphModule(nn.Module):
     __jit_unused_properties__ = ("graph", "code", "original_type")
     print_readable: Callable[..., str]  # fxlab/display, as is the next
     to_folder: Callable[..., None]
-    delete_all_unused_submodules: Callable[[], None]  # fxlab/passes/cleanup
+    delete_all_unused_submodules: Callable[..., None]  # fxlab/passes/cleanup
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         """Give each instance a class of its own, since `forward` belongs to a class."""
@@ -112,7 +113,7 @@ class GraphModule(nn.Module):
             self.training = root.training
             state.copy_from_module(root, self, graph)
             self.__dict__["_original"] = state.look_at(root)
-        elif isinstance(root, dict):
+        elif isinstance(root, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             state.copy_from_dict(root, self, graph)
         else:
             raise RewriteError(f"a GraphModule can't take its state from a {type(root).__name__}",
@@ -128,7 +129,7 @@ class GraphModule(nn.Module):
 
     @graph.setter
     def graph(self, graph: Graph) -> None:
-        if not isinstance(graph, Graph):
+        if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RewriteError(f"gm.graph must be a Graph, got {type(graph).__name__}")
         old = self.__dict__.get("_graph")
         if old is not None:
@@ -190,7 +191,7 @@ class GraphModule(nn.Module):
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super()._call_impl(*args, **kwargs)
+            return super()._call_impl(*args, **kwargs)  # pyright: ignore - torch has no types here
         except Exception as error:
             _explain(error)
             raise
@@ -198,7 +199,7 @@ class GraphModule(nn.Module):
     # -- state ----------------------------------------------------------------------------------
 
     @contextmanager
-    def _edit(self, path: str) -> Iterator[None]:
+    def _edit(self, path: str) -> Generator[None, None, None]:
         """Do one edit of the state at `path` inside: it counts, and listeners are told once."""
         fields = self.__dict__
         graph = None if path in ("graph", "meta") else fields.get("_graph")
@@ -232,7 +233,7 @@ class GraphModule(nn.Module):
                 with self._edit(".".join(prefix[:i])):
                     module.add_module(part, nn.Module())
             module = getattr(module, part)
-            if not isinstance(module, nn.Module):
+            if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return False
         with self._edit(target):
             module.add_module(name, m)
@@ -254,11 +255,13 @@ class GraphModule(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            static, (kind, attributes) = inspect.getattr_static, fields.get("_original", (None, {}))
+            original: Any = fields.get("_original", (None, {}))
+            static, (kind, attributes) = inspect.getattr_static, original
             if name[0] == "_" or static(type(self), name, None) is not None:
                 raise
             found = attributes.get(name, static(kind, name, MISSING))
-            if name in attributes or not (found is MISSING or hasattr(type(found), "__get__")):
+            plain = found is not MISSING and not hasattr(found.__class__, "__get__")
+            if plain or name in attributes:
                 return found
             if isinstance(found, types.FunctionType):
                 return types.MethodType(found, self)
@@ -317,7 +320,7 @@ class GraphModule(nn.Module):
     def __setstate__(self, named: tuple[str, dict[str, Any]]) -> None:
         type(self).__name__ = type(self).__qualname__ = named[0]
         graph = named[1].pop("_graph")
-        super().__setstate__(named[1])
+        super().__setstate__(named[1])  # pyright: ignore - torch has no types here
         self.graph = graph
 
     def __str__(self) -> str:
@@ -371,8 +374,8 @@ def _run_source(code: PythonCode, function_name: str) -> Any:
     names = spec.co_varnames[spec.co_argcount - len(defaults) : spec.co_argcount]
     # The very objects that the user wrote, not equal ones that a literal made.
     function.__defaults__ = tuple(map(code.defaults.get, names, defaults)) or None
-    for name, value in (function.__kwdefaults__ or {}).items():
-        function.__kwdefaults__[name] = code.defaults.get(name, value)
+    keyword: dict[str, Any] = function.__kwdefaults__ or {}
+    keyword.update({name: code.defaults.get(name, value) for name, value in keyword.items()})
     return function
 
 

@@ -6,6 +6,7 @@ Proxies, so that running the program writes a new one: retargetable capture, sec
 paper.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ class Interpreter:
     def __init__(self, module: nn.Module, garbage_collect_values: bool = True,
                  graph: Graph | None = None) -> None:  # fmt: skip
         self.module = module
-        self.submodules = dict(module.named_modules())
+        self.submodules: dict[str, nn.Module] = dict(module.named_modules())  # pyright: ignore
         self.graph: Graph = graph if graph is not None else module.graph  # type: ignore[assignment]
         self.env: dict[Node, Any] = {}
         self.name, self.extra_traceback = "Interpreter", True

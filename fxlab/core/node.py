@@ -6,6 +6,7 @@ change about a Node goes through the setters of this file and the primitives of 
 code never goes stale and a recorder sees every edit.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import builtins
@@ -14,7 +15,7 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -47,7 +48,7 @@ _HOW_TO_CHANGE = """{what} of a Node cannot be changed in place: users would go 
       node.args = (new, *node.args[1:])"""
 
 
-class immutable_list(list):  # torch.fx's name
+class immutable_list(list[Any]):  # torch.fx's name
     """A list inside a Node's arguments; every method that would change it says how to do it."""
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -57,7 +58,7 @@ class immutable_list(list):  # torch.fx's name
         return immutable_list, (list(self),)
 
 
-class immutable_dict(dict):  # torch.fx's name
+class immutable_dict(dict[Any, Any]):  # torch.fx's name
     """A dict inside a Node's arguments; every method that would change it says how to do it."""
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -95,11 +96,12 @@ _LEAVES: set[type] = {  # types without parts, asked first because they are near
 
 def _children(a: Any) -> list[Any] | None:
     """Return the parts of an aggregate, or None when `a` is a leaf."""
+    whole: Any = a
     if isinstance(a, (tuple, list)):
-        return list(a)
+        return list(whole)
     if isinstance(a, dict):
-        return list(a.values())
-    return [a.start, a.stop, a.step] if isinstance(a, slice) else None
+        return list(whole.values())
+    return [whole.start, whole.stop, whole.step] if isinstance(a, slice) else None
 
 
 def leaves(*values: Any) -> Iterator[Any]:
@@ -119,23 +121,25 @@ def holds_node(*values: Any) -> bool:
     return any(isinstance(leaf, Node) for leaf in leaves(*values))
 
 
-def _rebuilt(a: Any, parts: list[Any], list_type: type, dict_type: type) -> Any:
+def _rebuilt(a: Any, parts: list[Any], list_type: Any, dict_type: Any) -> Any:
     """Return an aggregate like `a` of other parts; an unchanged constant is kept as it is."""
-    kind = type(a)
+    kind: type[Any] = type(a)  # pyright: ignore[reportUnknownVariableType]
+    whole: Any = a
     if kind is tuple:
         return tuple(parts)
     common = kind in (list, dict, immutable_list, immutable_dict)
     if not common and all(map(operator.is_, parts, _children(a) or ())) and not holds_node(a):
-        return a
+        return whole
     if isinstance(a, tuple):
-        return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)
+        named = hasattr(kind, "_fields")
+        return kind(*parts) if named else tuple(parts)  # pyright: ignore[reportUnknownVariableType]
     if isinstance(a, slice):
         return slice(*parts)
-    return list_type(parts) if isinstance(a, list) else dict_type(zip(a, parts, strict=True))
+    return list_type(parts) if isinstance(a, list) else dict_type(zip(whole, parts, strict=True))
 
 
-def _map(a: Any, fn: Callable[[Any], Any], list_type: type = immutable_list,
-         dict_type: type = immutable_dict) -> Any:  # fmt: skip
+def _map(a: Any, fn: Callable[[Any], Any], list_type: Any = immutable_list,
+         dict_type: Any = immutable_dict) -> Any:  # fmt: skip
     """Apply `fn` to every leaf of `a`, with a stack of its own: arguments may be nested deeply."""
     stack: list[tuple[Any, Iterator[Any], list[Any]]] = [(None, iter((a,)), [])]
     while True:
@@ -170,16 +174,17 @@ def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     return _map(a, lambda leaf: fn(leaf) if isinstance(leaf, Node) else leaf)
 
 
-def _freeze(args: Any, inputs: dict[Node, None]) -> Any:
+def _freeze(args: Args | Kwargs, inputs: dict[Node, None]) -> Any:
     """Return arguments with immutable aggregates, and collect the Nodes in them in order."""
-    for a in args if type(args) is tuple else args.values():
-        kind = type(a)
+    parts: Iterable[Any] = args.values() if isinstance(args, dict) else args
+    for a in parts:
+        kind: type[Any] = type(a)  # pyright: ignore[reportUnknownVariableType]
         if kind is Node:
             inputs[a] = None
         elif kind not in _LEAVES:
             break
     else:
-        return args if type(args) is tuple else immutable_dict(args)
+        return immutable_dict(args) if isinstance(args, dict) else args
 
     def visit(leaf: Any) -> Any:
         if isinstance(leaf, Node):
@@ -219,9 +224,11 @@ class Node:
                  "__dict__", "__weakref__")  # fmt: skip
 
     format_node: Callable[..., str | None]  # fxlab/display, as is the next
-    stack_trace: str | None
+    stack_trace: Any
     normalized_arguments: Callable[..., Any]  # fxlab/passes/normalize
     graph: Graph
+    _target: Any
+    _key: float
     users: dict[Node, None]
     meta: dict[str, Any]
     _input_nodes: tuple[Node, ...] | dict[Node, None]  # a tuple while small, for its size
@@ -297,7 +304,7 @@ class Node:
             graph._changed(kind, self, before, fields)
 
     def _set_name(self, name: str) -> None:
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RewriteError(f"a name must be text, got {name!r}", node=self)
         for user in self.users:
             self._tell_hooks(name, user)
@@ -420,7 +427,9 @@ class Node:
     def __repr__(self) -> str:
         return self._repr_fn(self) if self._repr_fn else self._name
 
-    _pretty_print_target = staticmethod(lambda target: target_text(target))
+    @staticmethod
+    def _pretty_print_target(target: Any) -> str:
+        return target_text(target)
 
 
 _LEAVES.add(Node)

@@ -4,6 +4,7 @@ A re-trace of generated source would lose all of that. Callables go by qualified
 be pickled is named with its Node. The state carries a version, so that a later fxlab can say no.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import builtins
@@ -118,7 +119,7 @@ def graph_to_state(graph: Graph) -> dict[str, Any]:
     Raises:
         CodegenError: naming the Node whose target or argument cannot be pickled.
     """
-    index = {node: i for i, node in enumerate(graph.nodes)}
+    index: dict[Node, int] = {node: i for i, node in enumerate(graph.nodes)}
     lost: dict[str, int] = {}
     rows = [(n._name, n._op, _encode(n, index), _meta_state(n, lost), dict(vars(n))) for n in index]
     if lost:

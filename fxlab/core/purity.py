@@ -5,6 +5,8 @@ folding, scheduling and fusion alike. The paper leaves mutation undefined (secti
 operation is pure only if the table says so, and every "no" comes with its reason, for reports.
 """
 
+# torch has no types for much of what the table names.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import functools
@@ -16,30 +18,34 @@ from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.amp import autocast_mode
 
 from .graph import Graph, _enter_region, _exit_region
 from .node import Node, lookup, target_text
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_side_effectful_functions: dict[Any, str] = {fn: reason for reason, functions in {
-    "opens or closes a region": (_enter_region, _exit_region, torch.amp._enter_autocast,
-                                 torch.amp._exit_autocast),
+_EFFECTS: dict[str, tuple[Any, ...]] = {
+    "opens or closes a region": (_enter_region, _exit_region, autocast_mode._enter_autocast,
+                                 autocast_mode._exit_autocast),
     "writes into its first argument": (operator.setitem, operator.delitem),
     "talks to the world outside": (print, input, open, exec, eval, torch.save),
     "changes an object": (setattr, delattr, next),
-    "checks a promise at run time": (torch._assert, torch._assert_async),
+    "checks a promise at run time": (torch._assert, torch._assert_async),  # pyright: ignore
     "sets a global switch": (torch.manual_seed, torch.seed, torch._C._set_grad_enabled,
                              torch.use_deterministic_algorithms),
-}.items() for fn in functions}  # fmt: skip
+}  # fmt: skip
+_side_effectful_functions = {fn: reason for reason, fns in _EFFECTS.items() for fn in fns}
 _registered: set[Any] = set()
 _pure: set[Any] = set()
 _INPLACE_OPERATORS = {getattr(operator, name) for name in (
     "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor"
 ).split()}  # fmt: skip
 _INPLACE_NAMES = {"__setitem__", "__delitem__", *(f"__{f.__name__}__" for f in _INPLACE_OPERATORS)}
-_READS = frozenset().union(*map(dir, (tuple, frozenset, types.MappingProxyType, str, complex, int)))
-_CHANGES = frozenset().union(*map(dir, (list, set, dict))) - _READS - {"add"} | frozenset(
+_READS = frozenset[str]().union(
+    *map(dir, (tuple, frozenset, types.MappingProxyType, str, complex, int))
+)
+_CHANGES = frozenset[str]().union(*map(dir, (list, set, dict))) - _READS - {"add"} | frozenset(
     "write send add_module register_hook register_post_accumulate_grad_hook backward retain_grad "
     "__setattr__ __delattr__ share_memory_".split()
 )
@@ -134,8 +140,9 @@ def _classify(target: Any) -> tuple[str | None, str | None]:
         return _side_effectful_functions[target], None
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         if isinstance(target, OpOverloadPacket):  # its overloads agree, but for those with out=
-            names = target.overloads()
-            target = getattr(target, "default" if "default" in names else names[0])
+            names: list[str] = target.overloads()
+            first = "default" if "default" in names else names[0]
+            target = getattr(target, first)  # pyright: ignore[reportUnknownArgumentType]
         if target._schema.is_mutable:
             return f"{name} writes into an argument (its schema says so)", None
         return None, "" if torch.Tag.nondeterministic_seeded in target.tags else None
@@ -151,23 +158,21 @@ def _classify(target: Any) -> tuple[str | None, str | None]:
     return None, switch if module == "torch" else None
 
 
-_SIGNATURES: dict[str, Callable[..., Any]] = {
-    "batch_norm": lambda input, weight, bias, running_mean, running_var, training: 0,
-    "rrelu": lambda input, lower, upper, training: 0,
-    "scaled_dot_product_attention": lambda query, key, value, attn_mask=None, dropout_p=0.0: 0,
-}
-"""What functions of torch take that have no signature for Python; else it is dropout's."""
+_BUILTINS = {"batch_norm": "input weight bias running_mean running_var training",
+             "rrelu": "input lower upper training",
+             "scaled_dot_product_attention": "query key value attn_mask dropout_p"}  # fmt: skip
+"""Parameters of functions of torch that have no signature for Python; else those of dropout."""
 
 
 @functools.cache
 def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
     """Return the parameters of a function: name -> (position, default)."""
     try:
-        signature = inspect.signature(target)
+        found = [(p.name, p.default) for p in inspect.signature(target).parameters.values()]
     except (TypeError, ValueError):
-        like = _SIGNATURES.get(getattr(target, "__name__", ""), lambda input, p, training: 0)
-        signature = inspect.signature(like)
-    return {p.name: (i, p.default) for i, p in enumerate(signature.parameters.values())}
+        names = _BUILTINS.get(getattr(target, "__name__", ""), "input p training").split()
+        found = [(name, None) for name in names]
+    return {name: (i, default) for i, (name, default) in enumerate(found)}
 
 
 def _argument(node: Node, name: str) -> Any:

@@ -5,6 +5,7 @@ else; Modules that are only on the way to it are replaced by empty ones, so that
 is never an edit of the other.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from typing import Any
@@ -111,5 +112,6 @@ def look_at(root: nn.Module) -> tuple[type | None, dict[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    parts = leaves(list(value) if isinstance(value, set) else value)
+    whole: Any = value
+    parts = leaves(list(whole) if isinstance(value, set) else whole)
     return not any(isinstance(part, (nn.Module, torch.Tensor)) for part in parts)

@@ -6,6 +6,7 @@ globals step aside for both. What has no exact literal is bound to a global by i
 constant table), so that no `repr` of an object is ever executed.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import enum
@@ -128,7 +129,7 @@ class Writer:
 
     def value(self, arg: Argument, depth: int = 0) -> str:
         """Return an expression whose value is `arg`, of the same type."""
-        kind = type(arg)
+        kind: type[Any] = type(arg)  # pyright: ignore[reportUnknownVariableType]
         if kind in _LITERALS:
             return repr(arg)
         if kind is int:
@@ -156,8 +157,9 @@ class Writer:
             return f"{self.bind(kind.__name__, kind)}({', '.join(parts)})"
         return self._object(arg, kind, depth)
 
-    def _object(self, arg: Any, kind: type, depth: int) -> str:
+    def _object(self, arg: Any, kind: Any, depth: int) -> str:
         """Return an expression for what is no plain literal; the last resort is the table."""
+        whole: Any = arg
         if kind in (torch.dtype, torch.layout, torch.memory_format):
             return f"{self.torch}.{str(arg).removeprefix('torch.')}"
         if kind is torch.device:
@@ -166,14 +168,14 @@ class Writer:
         if kind is complex and not any(mark in repr(arg) for mark in ("inf", "nan", "-0")):
             return repr(arg)
         if kind is set or kind is frozenset:
-            items = ", ".join(sorted([self.value(a, depth + 1) for a in arg]))
+            items = ", ".join(sorted([self.value(a, depth + 1) for a in whole]))
             text = f"{{{items}}}" if items else f"{self.bind('set', set)}()"
             return text if kind is set else f"{self.bind('frozenset', frozenset)}({text})"
         if isinstance(arg, enum.Enum) and is_name(arg.name or ""):
             if getattr(kind, arg.name, None) is arg:
                 return f"{self.callee(kind)}.{arg.name}"
         elif isinstance(arg, tuple) and (kind is torch.Size or hasattr(kind, "_make")):
-            inner = ", ".join([self.value(a, depth + 1) for a in arg])
+            inner = ", ".join([self.value(a, depth + 1) for a in whole])
             if "_fields" in vars(kind) and "__new__" in vars(kind):
                 return f"{self.callee(kind)}({inner})"
             maker = f"{self.torch}.Size" if kind is torch.Size else f"{self.callee(kind)}._make"
@@ -283,4 +285,5 @@ class Writer:
     def default(self, node: Node) -> Any:
         """Return a default as the user wrote it, not the immutable copy that a Node keeps."""
         kept, frozen = node.meta.get("param_default"), node._args[0]
-        return kept if isinstance(frozen, (tuple, list, dict)) and kept == frozen else frozen
+        same = isinstance(frozen, (tuple, list, dict)) and kept == frozen
+        return kept if same else node._args[0]

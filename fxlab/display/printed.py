@@ -25,13 +25,14 @@ def shape_text(value: Any) -> str:
     if isinstance(value, Node):
         meta = value.meta
         value = meta.get("tensor_meta", meta.get("val", meta.get("example_value")))
+    whole: Any = value
     if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
-        parts = [shape_text(v) for v in value[:8]]
+        parts = [shape_text(v) for v in whole[:8]]
         return "(" + ", ".join(parts) + ")" if any(parts) else ""
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+    if not hasattr(whole, "shape") or not hasattr(whole, "dtype"):
         return ""
-    sizes = ", ".join(str(size) for size in value.shape)
-    return f"{_DTYPES.get(value.dtype, str(value.dtype).removeprefix('torch.'))}[{sizes}]"
+    sizes = ", ".join(str(size) for size in whole.shape)
+    return f"{_DTYPES.get(whole.dtype, str(whole.dtype).removeprefix('torch.'))}[{sizes}]"
 
 
 _DTYPES = {getattr(torch, name): short for name, short in {
