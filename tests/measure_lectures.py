@@ -52,11 +52,14 @@ class Meter(threading.Thread):
     def bytes_of(self, process: psutil.Process) -> int:
         """Return what is resident of the kernel; of a child what it has for itself.
 
-        In the moment between fork and exec a child has all of its parent's pages, once more in
-        name only.
+        In the moment between its making and its own program a child has all of its parent's
+        memory, once more in name only.
         """
         if process.pid == self.process.pid:
             return process.memory_info().rss
+        young = time.time() - process.create_time() < 1
+        if young and process.cmdline() == self.process.cmdline():
+            return 0
         return process.memory_full_info().uss
 
     @property
