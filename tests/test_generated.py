@@ -16,6 +16,7 @@ import warnings
 from collections import namedtuple
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
@@ -227,6 +228,7 @@ def edit(gm: fxlab.GraphModule, choices: random.Random) -> str:
     return f"{kind} {node.name}"
 
 
+@pytest.mark.timeout(6 * EXAMPLES)
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
