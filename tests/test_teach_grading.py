@@ -271,7 +271,7 @@ def test_a_python_of_its_own_answers_over_pipes_as_on_systems_without_sockets():
     "body, sentence",
     [
         ("    while True: pass", "stopped after 0.5 CPU s"),
-        ("    time.sleep(600)", "no answer within 2.5 s"),
+        ("    time.sleep(600)", "no answer within 10 s"),
         ("    return sum(range(10**14))", ""),
         ("    a = []\n    while True: a.append(bytearray(10**8))", "ran out of memory"),
         ("    os._exit(3)", "ended with exit code 3"),

@@ -127,6 +127,11 @@ class Student:
         assert self.python is not None
         self.pid = self.python.pid
 
+    @property
+    def wall(self) -> float:
+        """Seconds after which a call is ended that waits, or computes on a busy machine."""
+        return max(self.seconds * WALL, 10.0)
+
     def __enter__(self) -> Student:
         return self
 
@@ -207,7 +212,7 @@ class Student:
         """
         if self.ended:
             raise AnswerError("lost", "its process ended before")
-        timer = threading.Timer(self.seconds * WALL + extra, self._give_up)
+        timer = threading.Timer(self.wall + extra, self._give_up)
         timer.daemon = True
         timer.start()
         try:
@@ -266,7 +271,7 @@ class Student:
             self._let_it_end()
         self.close()
         if self.late:
-            sentence = f"no answer within {self.seconds * WALL:g} s: it was stopped"
+            sentence = f"no answer within {self.wall:g} s: it was stopped"
             return AnswerError("time", sentence)
         name = signal.Signals(-self.status).name if self.status < 0 else ""
         if name == "SIGXCPU":
