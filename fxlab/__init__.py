@@ -32,7 +32,7 @@ Capture is in `fxlab.core.tracer`, the six opcodes in `fxlab.core.node`, the gra
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import display, passes  # noqa: F401 - display adds methods to the core's classes
 from .aliases import install as _install_aliases
@@ -66,6 +66,13 @@ from .passes.explain import explain_mismatch
 from .passes.matcher import SubgraphMatcher
 from .passes.rewriter import replace_pattern, replace_pattern_with_filters
 from .tracing import ProxyableClassMeta, symbolic_trace, wrapped
+
+if TYPE_CHECKING:  # these come when they are first used: `_LATER`
+    from .explorer import Timeline, explore
+    from .explorer.playground import Playground
+    from .explorer.record import record
+    from .explorer.shrink import shrink
+    from .explorer.widget import Explorer
 
 __version__ = "0.1.0"
 __all__ = [
