@@ -59,9 +59,10 @@ PRIVATE = {
         "fake tensors: shapes without data",
         "meta tensors, and real data where a kernel has no shape rule",
     ),
-    "torch.amp._enter_autocast": ("autocast as a region of the graph", "a context of our own"),
-    "torch.amp._exit_autocast": ("autocast as a region of the graph", "a context of our own"),
-    "torch.amp.autocast_mode._enter_autocast": ("the same", "a context of our own"),
+    "torch.amp.autocast_mode._enter_autocast": (
+        "autocast as a region of the graph",
+        "a context of our own",
+    ),
     "torch.amp.autocast_mode._exit_autocast": ("the same", "a context of our own"),
     "torch.cpu._is_vnni_supported": (
         "does this CPU add int8 products without saturating",
