@@ -16,9 +16,9 @@ from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
 from fxlab.passes.effects import order_constraints
 from fxlab.passes.schedule import hoist_async, start_call, wait_for
-from fxlab.teach import judge
+from fxlab.teach import judge, programs
 from fxlab.teach.comparing import Reference
-from fxlab.teach.exercise import Case, Exercise, Finding, Part
+from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.wire import known
 
 STUB = '''\
@@ -59,27 +59,41 @@ def note(x: Tensor) -> None:
 
 
 class _Schedule(Interpreter):
-    """Runs a program whose started calls run at once, or not before somebody waits for them."""
+    """Runs a program whose started calls run at once, or not before somebody waits for them.
+
+    There is one worker: a call that is waited for runs after those that were started before it.
+    """
 
     def __init__(self, gm: GraphModule, at_once: bool) -> None:
         super().__init__(gm)
         self.at_once = at_once
+        self.waiting: list[list[Any]] = []  # [call] of each started call; its result, once it ran
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        """Start, wait, or run anything else as it is."""
         if target is start_call:
-            call = partial(args[0], *args[2:], **kwargs)
-            return [call()] if self.at_once else [call]
+            handle: list[Any] = [partial(args[0], *args[2:], **kwargs)]
+            self.waiting.append(handle)
+            if self.at_once:
+                self._finish(handle)
+            return handle
         if target is wait_for:
-            (made,) = args[0]
-            return made if self.at_once else made()
+            self._finish(args[0])
+            return args[0][0]
         return super().call_function(target, args, kwargs)
+
+    def _finish(self, handle: list[Any]) -> None:
+        while any(one is handle for one in self.waiting):
+            first = self.waiting.pop(0)
+            first[0] = first[0]()
 
 
 def run(program: Callable[..., Any], inputs: Sequence[Tensor]) -> dict[str, Any]:
     """Return what a program gives, what it wrote into its inputs, and what the world noticed."""
     _log.clear()
     given = [x.clone() for x in inputs]
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         output = program(*given)
     return {"output": judge.detached(output), "inputs": given, "log": list(_log)}
 
@@ -292,16 +306,41 @@ CASES: list[tuple[str, int, Callable[..., Any]]] = [
 ]
 
 
-def cases(seed: int = 0) -> Iterator[Case]:
+def cases(seed: int = 0) -> Iterator[Case | Property]:
     """The public cases, smallest first."""
     for behaviour, asked, program in CASES:
         text = (program.__doc__ or "").rstrip(".")
         title = text[:1].lower() + text[1:]
         args = partial(scheduled, program, seed)
         yield Case(behaviour, title, args, partial(judge_schedule, asked))
+    yield Property(
+        "the wait is late",
+        "generated programs without other effects",
+        partial(_generated, False),
+        partial(judge_schedule, EARLY | LATE),
+        40,
+    )
+    yield Property(
+        "effects keep their order",
+        "generated programs that write",
+        partial(_generated, True),
+        partial(judge_schedule, STARTED),
+        40,
+    )
 
 
-def hidden() -> Iterator[Case]:
+def _generated(effects: bool) -> Any:
+    """Programs of two inputs that call the server now and then."""
+    calls = [
+        ("call_function", fetch, (), {}),
+        ("call_function", fetch, (), {"times": 3.0}),
+        ("call_function", fetch, (0.5,), {}),
+    ]
+    drawn = programs.programs(most=6, inputs=2, effects=effects, choices=calls)
+    return drawn.map(lambda gm: (gm, programs.fresh_inputs(gm)))
+
+
+def hidden() -> Iterator[Case | Property]:
     """The public programs on other numbers, and larger ones."""
     yield from cases(seed=11)
 
