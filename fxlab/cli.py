@@ -312,7 +312,10 @@ def paper(args: argparse.Namespace) -> int:
             names = (f"1 {one}", f"2 {other}")
             return _print_rows(evidence.comparison(found[0], found[1], names), args)
         (found,) = found
-    code = _print_rows(evidence.overview(found), args)
+    rows = evidence.overview(found)
+    if args.only:
+        rows = [row for row in rows if row["here"] != "not run"]
+    code = _print_rows(rows, args)
     for line in failed:
         _say(line)
     return 1 if failed else code

@@ -169,7 +169,9 @@ def test_the_command_measures_one_exhibit_and_writes_it(tmp_path, monkeypatch, c
     assert cli.main(command) == 0
     said = capsys.readouterr()
     assert "[1/1] 01_capture: cell 1 of 1" in said.err
-    assert json.loads(said.out)[0]["verdict"] == "exact"
+    assert [(row["exhibit"], row["verdict"]) for row in json.loads(said.out)] == [
+        ("Figure 1", "exact")
+    ]
     assert cli.main(["paper", "--compare", "here.json", "here.json", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["verdict"] == "exact"
