@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fxlab.cli import main
 from fxlab.core.errors import ExerciseError
 from fxlab.teach import replay, slicing, wire
 from fxlab.teach.collect import Submission, class_list, collect, owner_of, read_notebook, unpack
@@ -501,6 +502,18 @@ def test_what_is_missing_is_said_before_anything_is_marked(tmp_path):
         grade(tmp_path, tmp_path / "g.csv", exercises=["99.9"])
     with pytest.raises(ExerciseError, match="hidden cases"):
         grade(tmp_path, tmp_path / "g.csv", hidden=tmp_path / "none.py")
+
+
+def test_the_command_writes_the_table_and_says_a_mistake_in_one_line(tmp_path, capsys):
+    made.write(tmp_path / "all" / "ada.ipynb", notebook(IMPORTS, GOOD))
+    words = ["grade", str(tmp_path / "all"), "--out", str(tmp_path / "g.csv"), "--json"]
+    assert main([*words, "--exercises", "2.2"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)[0]["points"] == 6 and "no sandbox" in said.err
+    assert (tmp_path / "g.csv").read_text(encoding="utf-8").startswith("student,name,points")
+    assert main(["grade", str(tmp_path / "nothing")]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "fxlab grade: there is no folder 'nothing' of submissions"
 
 
 def test_broken_ways_are_all_in_the_generator(tmp_path):

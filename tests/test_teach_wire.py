@@ -144,6 +144,8 @@ TENSOR = {"dtype": "torch.float32", "shape": [2], "at": 0, "bytes": 8}
         message(
             {"value": {"module": {**MODULE, "attributes": {"_forward_hooks": 1}}}, "tensors": []}
         ),
+        message({"value": {"module": {**MODULE, "attributes": {"_modules": {"dict": []}}}},
+                 "tensors": []}),
         message({"value": {"module": {**MODULE, "parameters": [["w", 3]]}}, "tensors": []}),
         message({"value": {"same": 7}, "tensors": []}),
         message({"value": {"tensor": 0}, "tensors": [{**TENSOR, "at": 4}]}, b"12345678"),

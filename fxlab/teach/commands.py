@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from fxlab.core.errors import FxlabError, message_text
+
 
 def _release_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Make the students' notebooks from the masters: no solutions, no outputs."
@@ -143,8 +145,24 @@ ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "grade": _grade_arguments,
     "new-exercise": _new_exercise_arguments,
 }
+
+
+def _told(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Leave the kit's own lines out of an error: a teacher at a shell has no use for them."""
+
+    def told(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except FxlabError as error:
+            error.where = ()
+            error.args = (message_text(error),)
+            raise
+
+    return told
+
+
 RUN: dict[str, Callable[[argparse.Namespace], int]] = {
-    "release": _release,
-    "grade": _grade,
-    "new-exercise": _new_exercise,
+    "release": _told(_release),
+    "grade": _told(_grade),
+    "new-exercise": _told(_new_exercise),
 }

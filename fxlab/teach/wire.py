@@ -378,7 +378,7 @@ class _Reader:
 
 def checked(name: Any) -> str:
     """The name of an attribute, if it may be set from a message."""
-    own = ("forward", "graph", "code")
+    own = ("forward", "graph", "code", "_parameters", "_buffers", "_modules", *_FRAME)
     if not isinstance(name, str) or name.startswith("__") or name in own or "_hooks" in name:
         raise WireError(f"{name!r} can't be set from a message")
     return name
