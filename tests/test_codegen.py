@@ -607,8 +607,9 @@ def test_verbose_code_shows_sources_shapes_and_meta_and_still_runs():
 
 def test_an_unknown_option_is_refused():
     gm = fxlab.symbolic_trace(Net())
-    with pytest.raises(CodegenError, match="no option record_func"):
+    with pytest.raises(CodegenError, match="no option record_func") as caught:
         gm.graph.python_code("self", record_func=True)
+    assert caught.value.where[0][0] == __file__
     assert gm.graph.python_code("self", record_func=False).src == gm.code
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 Frame = tuple[str, int, str]
 """A place in somebody's source: (file, line, function)."""
 
-_ROOMS, _TORCH = Path(__file__).parent.parent, str(Path(torch.__file__).parent)
-_HERE, _TORCH_FX = str(_ROOMS / "core"), str(Path(_TORCH) / "fx")
-_FOLDERS = (_HERE, str(_ROOMS / "explorer"), str(_ROOMS / "tracing"), _TORCH_FX)
-_FILES = (contextlib.__file__, *(str(_ROOMS / "passes" / name) for name in (
-    "rewriter.py", "matcher.py", "unused.py")))  # fmt: skip
+_PACKAGE, _TORCH = Path(__file__).parent.parent, str(Path(torch.__file__).parent)
+_HERE, _TORCH_FX = str(_PACKAGE / "core"), str(Path(_TORCH) / "fx")
+_ROOMS = [str(_PACKAGE / room) for room in ("core", "display", "explorer", "tracing")]
+_FILES = [str(_PACKAGE / "passes" / f"{name}.py") for name in ("rewriter", "matcher", "unused")]
+_MACHINERY = frozenset((*_ROOMS, _TORCH_FX, *_FILES, contextlib.__file__))
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
 GENERATED = "<eval_with_key>.fxlab_"
 """How the names of files of generated code begin; a number follows."""
@@ -52,7 +52,7 @@ class _Kinds(dict[str, int]):
         folder, _, file = name.rpartition(os.sep)
         if folder == _HERE and file == "capture.py":
             kind = _BORDER
-        elif folder in _FOLDERS or name.startswith(("<frozen ", "<eval_")) or name in _FILES:
+        elif not _MACHINERY.isdisjoint((folder, name)) or name.startswith(("<frozen ", "<eval_")):
             kind = _INSIDE
         else:
             kind = _TORCHS if name.startswith(_TORCH + os.sep) else _OUTSIDE

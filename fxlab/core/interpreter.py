@@ -73,11 +73,8 @@ class Interpreter:
         self.env = env = initial_env if initial_env is not None else {}
         self.args_iter = iter(self.graph.process_inputs(*args) if enable_io_processing else args)
         self._named = kwargs
-        names = [str(n._target) for n in self.graph.find_nodes(op="placeholder")] if kwargs else []
-        unknown = [n for n in kwargs if n not in names and "**" not in "".join(names)]
-        if unknown:
-            raise RewriteError(f"run() got a value for {unknown[0]}, which is no parameter",
-                               expected=", ".join(names))  # fmt: skip
+        if kwargs:
+            self._check_names(kwargs)
         dying = self.user_to_last_uses
         with ExitStack() as self._regions:
             for node in self.graph.nodes:
@@ -95,6 +92,14 @@ class Interpreter:
                     value = env[node]
                     return self.graph.process_outputs(value) if enable_io_processing else value
         return None
+
+    def _check_names(self, kwargs: Kwargs) -> None:
+        names = [str(n._target) for n in self.graph.find_nodes(op="placeholder")]
+        takes_all = any(name.startswith("**") for name in names)
+        for name in kwargs:
+            if name not in names and not takes_all:
+                raise RewriteError(f"run() got a value for {name}, which is no parameter",
+                                   expected=", ".join(names))  # fmt: skip
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         """Run with the arguments in a list, which is emptied so that inputs can be freed early."""
