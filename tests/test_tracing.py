@@ -264,6 +264,28 @@ def in_a_region(x):
     return h
 
 
+def writes_into_views(x):
+    z, v = torch.zeros(4, 3), torch.ones(3)
+    z.view(-1)[0:3] = x
+    row, same = z[1], v.detach()
+    row.copy_(x)
+    v += x
+    before = torch.zeros(3)
+    first, both = before[:1], torch.cat([before, x])
+    before.add_(x)
+    return z, same + 0, first + 1, both, row
+
+
+def sets_by_mask_and_like(x):
+    out = torch.empty(3)
+    out[:2] = x[:2]
+    out[2:] = x[2:] * 2
+    out[out > 0] = 0
+    other = torch.zeros_like(torch.zeros(3))
+    other += x
+    return out, other
+
+
 def shows_and_walks(x):
     h = torch.zeros(3)
     h += x
@@ -288,7 +310,8 @@ def sets_data(x):
     "program",
     [
         fills_by_index, adds_in_place, augmented, writes_by_out, reads_back, asks_for_its_size,
-        in_a_loop, by_functions, in_a_region, shows_and_walks, sets_data,
+        in_a_loop, writes_into_views, sets_by_mask_and_like, by_functions, in_a_region,
+        shows_and_walks, sets_data,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip
@@ -330,21 +353,20 @@ def test_a_tensor_that_is_only_read_stays_a_constant():
     assert not gm.graph.find_nodes(op="call_method", target="clone")
 
 
-def test_writing_into_a_view_of_a_constant_or_into_a_tensor_from_outside_is_told():
-    def view(x):
-        h = torch.zeros(3)
-        first = h[:1]
+def test_writing_into_a_tensor_from_outside_or_made_of_others_is_told():
+    def copied(x):
+        h = torch.zeros(3).clone()
         h.add_(x)
-        return first + x
+        return h
 
-    said(view, "made outside or while tracing")
+    said(copied, "made outside of the program")
     outside = torch.zeros(3)
 
     def keeps(x):
         outside.add_(x)
         return outside + x
 
-    said(keeps, "made outside or while tracing")
+    said(keeps, "made outside of the program")
     assert torch.equal(outside, torch.zeros(3))
 
 

@@ -114,7 +114,9 @@ def _install() -> None:
     _set(torch_trace, "_is_fx_tracing_flag", True)
     _set(Module.__call__, "__code__", _hand_over(_patched_call, _call_code))
     _set(Module.__getattr__, "__code__", _hand_over(_patched_getattr, _getattr_code))
-    _set(torch.Tensor, "__getitem__", recorder(torch.Tensor.__getitem__, operator.getitem))
+    for name in ("getitem", "setitem"):
+        method = getattr(torch.Tensor, f"__{name}__")
+        _set(torch.Tensor, f"__{name}__", recorder(method, getattr(operator, name)))
     for installer in installers:
         installer()
     for registry in (wrapped_names, torch_trace._wrapped_fns_to_patch):

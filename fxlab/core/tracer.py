@@ -383,8 +383,6 @@ class Tracer(TracerBase):
             path = self._paths().get(a)
         else:
             return None
-        if path in self._notes:
-            return self._notes[path]
         return self.create_node("get_attr", path, (), {}) if path else None
 
     def _keep_constant(self, prefix: str, a: Any) -> str:

@@ -2,9 +2,9 @@
 
 `torch.zeros(x.shape[0])` and `torch.rand(3)` must run anew in each call, so they are recorded.
 Every other such tensor becomes a constant of the graph, as in the paper (section 4.1): that is
-right as long as nobody writes into it. When the program does, each call must have a tensor of its
+right as long as nobody writes into it. When the program does, each call must have memory of its
 own: the constant is cloned where it is first read, and from there on everything that is done with
-it is recorded.
+it, or with a view of it, is recorded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from fxlab.core.proxy import Proxy
 from fxlab.core.purity import effect
 from fxlab.core.tracer import Tracer, recorded
 
-_RANDOM = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson")
+_RANDOM = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson",
+           "rand_like", "randn_like", "randint_like")  # fmt: skip
 _FRESH = (*_RANDOM, "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye",
-          "tensor")  # fmt: skip
+          "tensor", "zeros_like", "ones_like", "empty_like", "full_like")  # fmt: skip
 _SHARING = ("as_tensor", "from_numpy")
 _TAKE_A_DEVICE = _device_constructors()  # torch keeps this set: it must not see our stand-ins
 _ABOUT_SHAPE = frozenset(
@@ -65,7 +66,7 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
         if proxy is None and (name not in _RANDOM or kwargs.get("generator") is not None):
             made = function(*args, **kwargs)
             if name in _FRESH:
-                tracer._notes.setdefault("made", {})[id(made)] = made
+                tracer._notes.setdefault("made", {})[_memory(made)] = made
             return made
         tracer = tracer if proxy is None else proxy.tracer
         kwargs = {**kwargs, **_device(function, kwargs)}
@@ -90,47 +91,82 @@ class _Written(TorchFunctionMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
-        self.proxies: dict[int, Any] = {}
-        self.memory: set[int] = set()
+        self.clones: dict[int, Node] = {}
+        """Memory -> the clone that each call has instead."""
+        self.views: dict[int, tuple[torch.Tensor, Any]] = {}
 
-    def own(self, path: str, tensor: torch.Tensor) -> None:
-        """Give the constant at `path` a clone, and let it stand for the tensor from now on."""
-        tracer, graph = self.tracer, self.tracer.graph
-        first, *others = [n for n in graph.find_nodes(op="get_attr") if n.target == path]
-        with graph.inserting_after(first):
-            clone = graph.call_method("clone", (first,))
-        clone.meta.update(first.meta)
-        for node in (first, *others):
-            node.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
-        for node in others:
-            graph.erase_node(node)
-        tracer._notes[path] = clone
-        self.proxies[id(tensor)] = tracer.proxy(clone)
-        self.memory.add(_memory(tensor))
+    def own(self, base: torch.Tensor) -> None:
+        """Give each call a clone of `base`; every read of that memory so far reads the clone."""
+        tracer, graph, memory = self.tracer, self.tracer.graph, _memory(base)
+        readers = self.readers(memory)
+        path = tracer._tensor_paths().get(id(base)) or tracer._keep_constant(
+            "_tensor_constant", base
+        )
+        tracer._tensor_paths()[id(base)] = path
+        with graph.inserting_before(readers[0]):
+            clone = graph.call_method("clone", (graph.get_attr(path),))
+        for node in (clone, clone.args[0]):
+            node.meta.update(readers[0].meta)
+        self.clones[memory] = clone
+        self.views[id(base)] = base, tracer.proxy(clone)
+
+    def readers(self, memory: int) -> list[Node]:
+        """Return the Nodes that read a constant in this memory."""
+        found = self.tracer.graph.find_nodes(op="get_attr")
+        kept = self.tracer.graph._constants
+        pairs = [(node, kept.get(str(node.target))) for node in found]
+        return [n for n, v in pairs if isinstance(v, torch.Tensor) and _memory(v) == memory]
+
+    def replace(self, memory: int) -> None:
+        """Let the clone stand for the constant in what reads this memory."""
+        graph, clone = self.tracer.graph, self.clones[memory]
+        for node in self.readers(memory):
+            if node is not clone.args[0]:
+                with graph.inserting_before(node):
+                    new = self.view(graph._constants[str(node.target)], clone)
+                node.replace_all_uses_with(new)
+                graph.erase_node(node)
+
+    def view(self, tensor: torch.Tensor, clone: Node) -> Node:
+        """Return the Node of a view like `tensor` into the clone."""
+        base = self.tracer.graph._constants[str(clone.args[0].target)]
+        how = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        if how == (tuple(base.shape), base.stride(), base.storage_offset()):
+            return clone
+        return clone.graph.call_method("as_strided", (clone, *how))
+
+    def proxy(self, tensor: Any) -> Any:
+        """Return what stands for a value from now on: a Proxy if its memory is written to."""
+        if type(tensor) is not torch.Tensor or _memory(tensor) not in self.clones:
+            return tensor
+        if id(tensor) not in self.views:
+            made = self.view(tensor, self.clones[_memory(tensor)])
+            self.views[id(tensor)] = tensor, self.tracer.proxy(made)
+        return self.views[id(tensor)][1]
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if current_tracer() is not self.tracer:
-            return func(*args, **(kwargs or {}))
         given, name = (args, kwargs or {}), getattr(func, "__name__", "")
-        leaves = [v for v in pytree.tree_leaves(given) if type(v) is torch.Tensor]
-        mine = [v for v in leaves if id(v) in self.proxies]
-        if not mine or name in _ABOUT_SHAPE:
+        if current_tracer() is not self.tracer or name in _ABOUT_SHAPE:
             return func(*args, **given[1])
-        proxy = self.proxies[id(mine[0])]
         if name in ("__get__", "__set__"):
-            value, attribute = func(*args) if name == "__get__" else None, func.__self__.__name__
-            if value is not None and not isinstance(value, torch.Tensor):
+            proxy, attribute = self.proxy(args[0]), func.__self__.__name__
+            value = func(*args) if name == "__get__" or proxy is args[0] else None
+            if proxy is args[0] or not (value is None or isinstance(value, torch.Tensor)):
                 return value
             access = getattr if name == "__get__" else setattr
             parts = (proxy, attribute, *args[1:][: name == "__set__"])
             return self.tracer.create_proxy("call_function", access, parts, {})
-        if name == "unbind" and args[1:] in ((), (0,)):  # iteration
-            return tuple([proxy[i] for i in range(len(mine[0]))])
-        if name in vars(Proxy) and mine[0] is args[0]:  # operators, and what Python wants to know
-            return vars(Proxy)[name](proxy, *args[1:])
-        args, kwargs = pytree.tree_map(lambda v: self.proxies.get(id(v), v), given)
+        args, kwargs = pytree.tree_map(self.proxy, given)
+        if find_proxy(args, kwargs) is None:
+            return func(*args, **given[1])
+        proxy = args[0] if args else None
+        if isinstance(proxy, Proxy) and proxy is not given[0][0]:
+            if name == "unbind" and args[1:] in ((), (0,)):  # iteration
+                return tuple([args[0][i] for i in range(len(given[0][0]))])
+            if name in vars(Proxy):  # operators, and what Python wants to know
+                return vars(Proxy)[name](*args)
         return Proxy.__torch_function__(func, types, args, kwargs)
 
 
@@ -145,24 +181,23 @@ def watch(tracer: Tracer) -> Iterator[None]:
     try:
         yield
     finally:
-        if mode.proxies:
+        if mode.clones:
             mode.__exit__(None, None, None)
+    for memory in mode.clones:
+        mode.replace(memory)
     graph = tracer.graph
     for node in graph.find_nodes(op="get_attr") if graph._constants else ():
-        value = graph._constants.get(str(node.target))
-        if isinstance(value, torch.Tensor):
-            shared = node.target not in tracer._notes and _memory(value) in mode.memory
-            for user in node.users:
-                if shared or _writes(tracer, user, node):
-                    place = (*user.meta.get("source", ()), None)[0]
-                    tracer.warn(
-                        "constant",
-                        f"{user.name} reads or writes a tensor that was made outside or while "
-                        "tracing and that the program writes into: all calls of the graph share "
-                        "it, and what was computed of it before is fixed; begin with "
-                        "x.new_zeros(...), torch.zeros_like(x)",
-                        place,
-                    )
+        for user in node.users if node.target in graph._constants else ():
+            if _writes(tracer, user, node):
+                place = (*user.meta.get("source", ()), None)[0]
+                tracer.warn(
+                    "constant",
+                    f"{user.name} writes into a tensor that was made outside of the program, or of "
+                    "other tensors while tracing: all calls of the graph share it, and what was "
+                    "computed of it before is fixed; begin with torch.zeros(...), "
+                    "x.new_zeros(...), torch.zeros_like(x)",
+                    place,
+                )
 
 
 def look(tracer: Tracer, node: Node) -> None:
@@ -171,10 +206,13 @@ def look(tracer: Tracer, node: Node) -> None:
     made = tracer._notes.get("made", {})
     for source in node.all_input_nodes:
         value = tracer.graph._constants.get(str(source.target)) if source.op == "get_attr" else None
-        if id(value) in made and _writes(tracer, node, source):
-            if not mode.proxies:
+        base = made.get(_memory(value)) if isinstance(value, torch.Tensor) else None
+        if base is not None and _writes(tracer, node, source):
+            if not mode.clones:
                 mode.__enter__()
-            mode.own(str(source.target), made[id(value)])
+            if _memory(base) not in mode.clones:
+                mode.own(base)
+            mode.replace(_memory(base))
 
 
 def _writes(tracer: Tracer, node: Node, into: Node) -> bool:
