@@ -12,6 +12,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fxlab.cli import main
@@ -514,6 +515,27 @@ def test_the_command_writes_the_table_and_says_a_mistake_in_one_line(tmp_path, c
     assert main(["grade", str(tmp_path / "nothing")]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "fxlab grade: there is no folder 'nothing' of submissions"
+
+
+@pytest.mark.skipif(not FORKS, reason="asks Linux to end the workers with their parent")
+def test_nothing_goes_on_when_the_grader_is_ended(tmp_path):
+    endless = IMPORTS + "import time\ndef my_dce(gm):\n    time.sleep(600)\n"
+    for name in ("ada", "bob"):
+        made.write(tmp_path / "all" / f"{name}.ipynb", notebook(endless))
+    words = ["grade", str(tmp_path / "all"), "--out", str(tmp_path / "g.csv"), "--jobs", "2",
+             "--exercises", "2.2", "--seconds", "60"]  # fmt: skip
+    grader = subprocess.Popen([sys.executable, "-m", "fxlab.cli", *words])
+    family: list[psutil.Process] = []
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(family) < 7:  # the seventh tracks shared memory
+        family = psutil.Process(grader.pid).children(recursive=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            grader.wait(0.2)
+    assert len(family) >= 6  # two workers, their servers, the students' processes
+    grader.kill()
+    grader.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
 
 
 def test_broken_ways_are_all_in_the_generator(tmp_path):

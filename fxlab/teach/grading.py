@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fxlab.core.errors import ExerciseError
-from fxlab.teach import feedback, similar
+from fxlab.teach import feedback, process, similar
 from fxlab.teach.collect import Submission, class_list, collect
 from fxlab.teach.exercise import part
 from fxlab.teach.marking import Marked, Marker, none_of, parts_in
@@ -239,6 +239,9 @@ def _mark_with(
                 keep(tasks[task].student, task.result())
         except BrokenProcessPool:
             return
+        except BaseException:  # the teacher's interrupt: don't mark the rest first
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 _worker: list[Marker] = []
@@ -248,6 +251,7 @@ def _open_worker(options: dict[str, Any]) -> None:
     import atexit
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    process.die_with_parent()
     _worker.append(Marker(**options))
     server = _worker[0].server
     if server is not None:

@@ -174,6 +174,11 @@ def _quiet() -> None:
         os.dup2(nowhere, descriptor)
 
 
+def die_with_parent() -> None:
+    """Let the system end this process when its parent is gone (Linux)."""
+    _prctl(_DIES_WITH_PARENT, 9)
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -182,7 +187,7 @@ def _prctl(option: int, value: int) -> None:
 
 def serve(control: socket.socket) -> None:
     """Fork a process for each channel that arrives over `control`, one after the other."""
-    _prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    die_with_parent()
     _prctl(_ADOPTS_ORPHANS, 1)
     exercises()
     gc.collect()
@@ -206,7 +211,7 @@ def serve(control: socket.socket) -> None:
 def _child(control: socket.socket, channel: int, order: dict[str, Any]) -> None:
     try:
         os.setsid()
-        _prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        die_with_parent()
         control.close()
         os.chdir(order["folder"])
         sys.path.insert(0, order["folder"])
