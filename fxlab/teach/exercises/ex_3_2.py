@@ -129,7 +129,10 @@ def _judge(kind: Kind, args: tuple[Any, ...], value: Any) -> Finding | None:
     widths = [n for m in layers for name, n in vars(m).items()
               if name in ("num_features", "in_channels", "in_features")]  # fmt: skip
     inputs = kind.inputs(widths[0] if widths else 3)
-    right = fuse_conv_bn(shape_prop(copy.deepcopy(given), *inputs))
+    right = copy.deepcopy(given)
+    if kind.layer is nn.Linear:  # which is folded where its output is known to be a matrix
+        shape_prop(right, *inputs)
+    fuse_conv_bn(right)
     if text := _different(given, program, inputs):
         return Finding(_why(kind, given, program, right) or text, expected=right, actual=program)
     wanted = {bn.name for bn in norms(right)}
@@ -306,7 +309,7 @@ def _cases(kind: Kind) -> Iterator[Case | Property]:
         yield Case(MODEL, title, partial(net, kind, wiring), judge_model)
     chains, webs = partial(_chains, kind), partial(_webs, kind)
     yield Property(NO_PAIR, "any chain of layers", chains, judge, examples=15)
-    yield Property(ANY, "layers in any order, some called again", webs, judge, examples=25)
+    yield Property(ANY, "layers in any order, some called again", webs, judge, examples=35)
 
 
 def _chains(kind: Kind) -> Any:
@@ -337,7 +340,7 @@ def _webs(kind: Kind) -> Any:
         return (gm.double(),)
 
     layers = (first, "bn", first, "bn", "relu")
-    return programs(most=6, shape=kind.shape, layers=layers, shared=True).map(ours)
+    return programs(most=5, shape=kind.shape, layers=layers, shared=True).map(ours)
 
 
 def make(kind: Kind) -> Exercise:
