@@ -501,3 +501,25 @@ def test_an_attribute_that_the_program_sets_on_a_leaf_module_is_put_back_and_tol
     with pytest.warns(TraceWarning, match="writes to"):
         fxlab.symbolic_trace(m)
     assert [list(vars(part).items()) for part in m.modules()] == [list(b.items()) for b in before]
+
+
+def test_a_tensor_that_forward_caches_on_the_model_becomes_a_constant():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mask = None
+
+        def forward(self, x):
+            if self.mask is None:
+                self.mask = torch.tensor([1.0, 0.0, 1.0])
+            return x * self.mask
+
+    class Registers(nn.Module):
+        def forward(self, x):
+            self.register_buffer("table", torch.ones(3))
+            return x + self.table
+
+    for model in (Masked(), Registers()):
+        gm = said(model, "the model was put back")
+        assert torch.equal(gm(X), copy.deepcopy(model)(X))
+        assert getattr(model, "mask", None) is None and not hasattr(model, "table")

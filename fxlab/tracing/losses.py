@@ -24,7 +24,9 @@ from torch.nn import Module
 from fxlab.core import patches
 from fxlab.core.capture import watchers
 from fxlab.core.errors import Frame
+from fxlab.core.node import Node
 from fxlab.core.proxy import Proxy, probes
+from fxlab.core.state import peek
 from fxlab.core.tracer import Tracer, TracerBase
 from fxlab.tracing.questions import Facts, facts, reachable
 
@@ -125,6 +127,7 @@ def watch(tracer: Tracer) -> Iterator[None]:
                 )
         _warn_of_questions(tracer, [tracer.root_function, *forwards])
     finally:
+        changed: list[Any] = []
         for m, path, fields, kept, held in before:
             for name, tensor, version, value in held:
                 if tensor._version != version:
@@ -137,13 +140,32 @@ def watch(tracer: Tracer) -> Iterator[None]:
                         "put back, and the graph does not write: use register_buffer",
                     )
             if not (_equal(vars(m), fields) and all(_equal(now, old) for now, old in kept)):
-                _restore(tracer, m, path, fields, kept)
+                changed.append((m, path, fields, kept))
         for m, fields in tracer._notes.get("touched", {}).items():
             path = tracer._paths().get(m)
-            if path is not None and not _equal(vars(m), fields):
-                _restore(tracer, m, path, fields, ())
+            known = any(m is other for other, *_ in before)
+            if path is not None and not known and not _equal(vars(m), fields):
+                changed.append((m, path, fields, ()))
+        reads = _tensors_read(tracer) if changed else []
+        for part in changed:
+            _restore(tracer, *part)
+        for (node, value), (_, now) in zip(
+            reads, _tensors_read(tracer) if reads else (), strict=True
+        ):
+            if now is not value and isinstance(value, torch.Tensor):  # made by the program: kept
+                node.target = tracer._keep_constant("_tensor_constant", value)
         for known in outside:
             _look_at_global(tracer, *known)
+
+
+def _tensors_read(tracer: Tracer) -> list[tuple[Node, Any]]:
+    """Return the Nodes that read an attribute of the model, each with what it is now."""
+    nodes = tracer.graph.find_nodes(op="get_attr")
+    return [
+        (n, peek(tracer.root, str(n.target)))
+        for n in nodes
+        if n.target not in tracer.graph._constants
+    ]
 
 
 def _random_states() -> dict[str, Any]:
