@@ -6,6 +6,7 @@ in (b).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from fxlab.core.errors import FxlabError
 from fxlab.core.node import Node
 from fxlab.passes.quantize.observers import Observer
 from fxlab.passes.quantize.report import sqnr
-from fxlab.teach.exercise import Case, Exercise, Finding, Part
+from fxlab.teach.exercise import Case, Exercise, Finding, NotDone, Part
 from fxlab.teach.exercises.linear import (
     Again,
     Fan,
@@ -37,6 +38,7 @@ from fxlab.teach.exercises.linear import (
     without_observers,
 )
 from fxlab.teach.judge import edited, kind_of
+from fxlab.teach.limits import safe_text
 
 # ----------------------------------------------------------------------------------- (a) prepare
 
@@ -176,11 +178,24 @@ def entry_b(answer: Any, prepared: Any, batches: Iterable = (), trainable: bool 
     for module in prepared.modules():
         if isinstance(module, Observer):
             module.forward = partial(_noted, module.forward, modes)  # type: ignore[method-assign]
+    batches = list(batches)
     try:
         result = answer(prepared, iter(batches))
-    except (ValueError, FxlabError) as error:
-        text = error.message if isinstance(error, FxlabError) else str(error)
-        return {"raised": text, "calls": len(modes), "gradients": any(modes), "answer": {}}
+    except NotDone:
+        raise
+    except Exception as error:
+        # Only an observer without data is told by an error; any other one is a slip, with its line.
+        if batches and not isinstance(error, ValueError | FxlabError):
+            raise
+        text = error.message if isinstance(error, FxlabError) else safe_text(error)
+        kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+        return {
+            "raised": text or "without a message",
+            "kind": kind,
+            "calls": len(modes),
+            "gradients": any(modes),
+            "answer": {},
+        }
     found: dict[str, Any] = {"raised": "", "calls": len(modes), "gradients": any(modes)}
     if not isinstance(result, dict):
         return found | {"answer": kind_of(result)}
@@ -215,7 +230,7 @@ def judge_b(args: tuple, found: Any) -> Finding | None:
                 f"the observer of {unseen[0]} saw no data, and nobody was told: "
                 "a scale made of nothing is worse than an error"
             )
-        return None
+        return _why_raised(unseen, found, wrong)
     if found["raised"]:
         return wrong(f"it raised ({found['raised']}), although every observer saw data")
     if found["gradients"] and trainable:
@@ -247,6 +262,22 @@ def judge_b(args: tuple, found: Any) -> Finding | None:
                 expected=str(expected),
                 actual=str(answer[name]),
             )
+    return None
+
+
+def _why_raised(unseen: list[str], found: dict, wrong: Any) -> Finding | None:
+    """Hold an error to what the docstring promises of it."""
+    said = f"{found['kind']}: {found['raised']}"
+    if found["kind"] != "ValueError":
+        return wrong(
+            f"no batch came, and it raised {said}. A ValueError is promised: ask "
+            "observer.problem() first, and raise a ValueError that names the value"
+        )
+    if not any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", found["raised"]) for name in unseen):
+        return wrong(
+            f"it raised {said}. That does not name the value whose observer saw no data: here it "
+            f"is {unseen[0]}, the node that the observer reads"
+        )
     return None
 
 
@@ -480,6 +511,9 @@ EXERCISE = Exercise(
                 "with_gradients": "gradients were recorded",
                 "one_argument": "missing 1 required positional argument: 'y'",
                 "silent": "nobody was told",
+                "nameless": "That does not name the value",
+                "kits_error": "A ValueError is promised",
+                "key_error": "it raised KeyError: 'x'. A ValueError is promised",
             },
             stub=STUB_B,
             asks=("fxlab.passes.quantize.convert.convert", _NO_QUANTIZE_STATIC),
@@ -498,6 +532,8 @@ EXERCISE = Exercise(
                 "writes_weights": "is shared, so make new tensors",
                 "no_bias": "the bias is lost",
                 "weights_only": "the layers read float",
+                "first_call": "each call needs its own Quantize and Int8Linear",
+                "unsigned": "the codes of a weight are int8: use PerChannelMinMaxObserver",
             },
             stub=STUB_C,
             asks=("fxlab.passes.quantize.convert.convert", _NO_QUANTIZE_STATIC),

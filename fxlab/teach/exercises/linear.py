@@ -14,11 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxlab
+from fxlab.core.errors import FxlabError
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node, target_text
+from fxlab.passes.quantize.modules import Int8Linear, Quantize
 from fxlab.passes.quantize.observers import MinMaxObserver, Observer, PerChannelMinMaxObserver
 from fxlab.passes.quantize.prepare import prepare
 from fxlab.passes.quantize.qconfig import QConfig
+from fxlab.teach.exercise import Finding
+from fxlab.teach.limits import AnswerError, safe_text
 
 # ------------------------------------------------------------------------------------ the programs
 
@@ -165,10 +169,41 @@ def rows_of(gm: Any) -> list[dict[str, Any]]:
 
 
 def described(gm: Any, inputs: Iterable[tuple]) -> dict[str, Any]:
-    """Describe what an answer made: its rows, its code, its outputs."""
-    with torch.no_grad():
-        outputs = [gm(*batch) for batch in inputs]
+    """Describe what an answer made: its rows, its code, its outputs.
+
+    Raises:
+        AnswerError: The program can't be run.
+    """
+    try:
+        with torch.no_grad():
+            outputs = [gm(*batch) for batch in inputs]
+    except Exception as error:  # the program is an answer: it may raise anything
+        raise _cannot_run(gm, error) from None
     return {"rows": rows_of(gm), "code": gm.code.strip(), "outputs": outputs}
+
+
+def _cannot_run(gm: Any, error: Exception) -> AnswerError:
+    """Say that the program failed, not the answer, and why where the reason is a usual one."""
+    text = (error.message if isinstance(error, FxlabError) else safe_text(error)).strip()
+    first = (text.splitlines() or ["no message"])[0][:200]
+    sentence = f"the program that your code made raises {type(error).__name__}: {first}"
+    problem = AnswerError("type", sentence)
+    problem.finding = Finding(sentence, actual=gm.code.strip())
+    modules = {n: gm.get_submodule(str(n.target)) for n in gm.graph.find_nodes(op="call_module")}
+    for node, module in modules.items():
+        if not isinstance(module, Int8Linear):
+            continue
+        source = node.all_input_nodes[0] if node.all_input_nodes else None
+        if module.weight.dtype != torch.int8:
+            reason = "the codes of a weight are int8: use PerChannelMinMaxObserver"
+        elif source is None or not isinstance(modules.get(source), Quantize):
+            reason = "this call reads float: each call needs its own Quantize and Int8Linear"
+        else:
+            continue
+        problem.sentence = f"{node.name} calls {node.target}, and {reason} ({sentence})"
+        problem.finding = Finding(problem.sentence, node.name, actual=gm.code.strip())
+        break
+    return problem
 
 
 def without_observers(rows: list[dict]) -> list[tuple]:

@@ -141,6 +141,35 @@ def wrong_b_silent(prepared, batches):
     return _answers(prepared)
 
 
+def _told(prepared, batches, error):
+    """Calibrate rightly; raise ``error(name)`` for an observer that saw nothing."""
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*batch if isinstance(batch, tuple) else (batch,))
+    for node in calls_of(prepared, Observer):
+        if prepared.get_submodule(node.target).problem():
+            raise error(node.args[0].name)
+    return _answers(prepared)
+
+
+def wrong_b_nameless(prepared, batches):
+    """Raises, and does not say for which value."""
+    return _told(prepared, batches, lambda name: ValueError("nothing seen"))
+
+
+def wrong_b_key_error(prepared, batches):
+    """Names the value in an error of another kind."""
+    return _told(prepared, batches, KeyError)
+
+
+def wrong_b_kits_error(prepared, batches):
+    """Never asks problem(): the observer's own error comes out."""
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*batch if isinstance(batch, tuple) else (batch,))
+    return _answers(prepared)
+
+
 def wrong_b_delegation(prepared, batches):
     """Calls the kit's three phases in one."""
     return quantize_static(prepared, batches)
@@ -191,6 +220,33 @@ def wrong_c_one_scale(prepared):
 def wrong_c_keeps_observers(prepared):
     """Leaves the observers where they are."""
     return _convert(prepared, clean=False)
+
+
+def wrong_c_first_call(prepared):
+    """Puts the int8 layer in the layer's place, and gives codes to its first call only."""
+    graph = prepared.graph
+    for number, node in enumerate(calls_of(prepared, nn.Linear)):
+        layer, source = prepared.get_submodule(node.target), node.all_input_nodes[0]
+        if not isinstance(layer, nn.Linear):
+            continue
+        q = prepared.get_submodule(source.target).qparams()
+        codes, watch = Codes(float(q.scale), int(q.zero_point)), PerChannelMinMaxObserver()
+        watch(layer.weight)
+        w = watch.qparams()
+        int8 = Int8Linear(w.quantize(layer.weight), w.scale, layer.bias, codes, None)
+        prepared.set_submodule(node.target, int8)
+        prepared.add_submodule(f"codes_{number}", Quantize(codes))
+        with graph.inserting_before(node):
+            node.replace_input_with(source, graph.call_module(f"codes_{number}", (source,)))
+    for node in calls_of(prepared, Observer):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    return prepared
+
+
+def wrong_c_unsigned(prepared):
+    """Makes the weight's codes with an observer of activations: 0 to 255."""
+    return _convert(prepared, weights=MinMaxObserver)
 
 
 def wrong_c_in_its_place(prepared):
