@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 import warnings
 from pathlib import Path
 
@@ -523,3 +524,24 @@ def test_a_tensor_that_forward_caches_on_the_model_becomes_a_constant():
         gm = said(model, "the model was put back")
         assert torch.equal(gm(X), copy.deepcopy(model)(X))
         assert getattr(model, "mask", None) is None and not hasattr(model, "table")
+
+
+def test_tracing_a_long_graph_module_again_is_linear():
+    from fxlab.tracing import questions
+
+    def seconds(n):
+        graph = fxlab.Graph()
+        x = graph.placeholder("x")
+        for _ in range(n):
+            x = graph.call_function(torch.relu, (x,))
+        graph.output(x)
+        gm = fxlab.GraphModule(nn.Module(), graph)
+        forward = gm.forward.__func__
+        start = time.process_time()
+        again = fxlab.symbolic_trace(gm)
+        spent = time.process_time() - start
+        assert len(again.graph.nodes) == n + 2 and forward not in questions._facts
+        return spent
+
+    seconds(100)
+    assert seconds(6000) < 24 * min(seconds(750) for _ in range(3))  # 8 if linear, 64 if not

@@ -125,7 +125,7 @@ def watch(tracer: Tracer) -> Iterator[None]:
                     "take them from torch.rand and the like, which are recorded",
                     _first_line(tracer.root_function),
                 )
-        _warn_of_questions(tracer, [tracer.root_function, *forwards])
+        _warn_of_questions(tracer, [f for f in (tracer.root_function, *forwards) if f in functions])
     finally:
         changed: list[Any] = []
         for m, path, fields, kept, held in before:
