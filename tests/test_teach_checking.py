@@ -91,6 +91,54 @@ def test_explore_steps_through_the_failing_case():
         check("5.1", lambda *args: None).explore()
 
 
+def test_the_steps_end_where_the_answer_returns_and_begin_with_its_own_edits():
+    def forgets(gm, old, new):
+        for node in list(gm.graph.find_nodes(op="call_function", target=old)):
+            with gm.graph.inserting_after(node):
+                gm.graph.call_function(new, (node,))
+
+    result = check("2.1a", forgets)
+    steps = result.explore().timeline.steps
+    assert [step.edit.kind for step in steps] == ["create"]
+    assert {place.function for step in steps for place in step.where[:1]} == {"forgets"}
+    assert ".explore()" in str(result) and ".explore()" in result._repr_html_()
+
+
+def test_the_checks_of_a_bisection_are_no_steps_of_the_pass_that_it_judges():
+    from fxlab import record
+    from fxlab.teach.exercises import foreign
+
+    def find_a(gm, x):
+        wanted = gm(x)
+        with record(gm) as timeline:
+            foreign.fold_scales(gm)
+        timeline.bisect(lambda program: torch.allclose(program(x), wanted))
+
+    gm, _ = foreign.program("a")
+    with record(gm) as timeline:
+        foreign.fold_scales(gm)
+    assert len(check("3.3a", find_a).explore().timeline.steps) == len(timeline.steps)
+
+
+def test_stepping_is_not_offered_where_nothing_was_edited():
+    import copy
+
+    result = check("3.1", lambda conv, bn: copy.deepcopy(conv))
+    assert result.status == "fail"
+    assert ".explore()" not in str(result) and ".explore()" not in result._repr_html_()
+
+
+def test_a_pass_that_stopped_claims_no_nodes():
+    from fxlab.explorer.view import strip
+
+    def stops(gm):
+        gm.graph.erase_node(gm.graph.output_node())
+        raise KeyError("x")
+
+    (span,) = check("2.2", stops).explore().timeline.passes
+    assert not any("output" in fact for fact in strip(span))
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr("fxlab.teach.checking.Guard", lambda id, asks: Guard(id, asks, 0.3))

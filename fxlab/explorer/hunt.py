@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from fxlab.core import graph as core_graph
 from fxlab.core.errors import RewriteError, TimelineError
+from fxlab.explorer.record import Recorder
 from fxlab.explorer.timeline import Step, Timeline
 
 if TYPE_CHECKING:
@@ -97,6 +100,17 @@ def bisect(timeline: RecordedTimeline, check: Check) -> Bisection:
     return Bisection(step, good, suspects(timeline, begin), runs, skipped, failure, made)
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let no open recording hear what is made for a check: it is no edit of the pass."""
+    recorders = [getattr(hook, "__self__", None) for hook in core_graph.graph_created_hooks]
+    with ExitStack() as stack:
+        for recorder in recorders:
+            if isinstance(recorder, Recorder) and not recorder.paused:
+                stack.enter_context(recorder.quiet())
+        yield
+
+
 def maker_of(timeline: Timeline, step: Step) -> Step | None:
     """The step that created the node which a reroute makes others read."""
     row = (step.edit.after or {}).get("to") if step.edit.kind == "reroute" else None
@@ -112,11 +126,13 @@ def judge(timeline: RecordedTimeline, check: Check, index: int) -> tuple[bool | 
     if step is not None and not step.well_formed:
         return None, ""
     try:
-        gm = timeline.module(index)
+        with unheard():
+            gm = timeline.module(index)
     except TimelineError:
         return None, ""
     try:
-        answer = check(gm)
+        with unheard():
+            answer = check(gm)
     except Exception as error:  # a check may assert, and a broken program may fail to run
         text = str(error).strip().splitlines()
         return False, f"{type(error).__name__}: {text[0] if text else ''}"[:200]

@@ -484,9 +484,9 @@ def strip(span: PassSpan) -> list[str]:
     nodes_before, nodes_after = before.get("nodes") or {}, after.get("nodes") or {}
     if nodes_before and nodes_after:
         out.append(_change("nodes", sum(nodes_before.values()), sum(nodes_after.values())))
-    for op in [*nodes_before, *(op for op in nodes_after if op not in nodes_before)]:
-        if nodes_before.get(op, 0) != nodes_after.get(op, 0):
-            out.append(_change(op, nodes_before.get(op, 0), nodes_after.get(op, 0)))
+        for op in [*nodes_before, *(op for op in nodes_after if op not in nodes_before)]:
+            if nodes_before.get(op, 0) != nodes_after.get(op, 0):
+                out.append(_change(op, nodes_before.get(op, 0), nodes_after.get(op, 0)))
     for key, word, unit in (
         ("parameters", "parameters", ""),
         ("flops", "FLOPs of conv and matmul", ""),

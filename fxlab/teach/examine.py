@@ -39,6 +39,7 @@ class CaseResult:
         finding: The graphs behind the sentence, or None.
         trace: The student's lines of a traceback, or "".
         args: The arguments it happened on, untouched, or None.
+        edits: Whether the answer edited a program that it was given, or made one.
     """
 
     behaviour: str
@@ -48,15 +49,17 @@ class CaseResult:
     finding: Finding | None = None
     trace: str = ""
     args: tuple[Any, ...] | None = None
+    edits: bool = False
 
 
 @dataclass
 class Failure:
-    """One call that went wrong: its arguments, why, and what was raised if anything was."""
+    """One call that went wrong: its arguments, why, what was raised, whether there are edits."""
 
     args: tuple[Any, ...]
     finding: Finding
     error: AnswerError | None = None
+    edits: bool = False
 
 
 _STATUS = {"judged": "fail", "lint": "fail", "type": "fail", "todo": "todo"}
@@ -107,7 +110,7 @@ def examine(
         kind = error.kind if error is not None else "judged"
         result.status = _STATUS.get(kind, "error")
         result.sentence, result.finding = failure.finding.sentence, failure.finding
-        result.args = failure.args
+        result.args, result.edits = failure.args, failure.edits
         failed.add(case.behaviour)
         if error is not None:
             result.sentence, result.trace = error.sentence, error.trace
@@ -135,14 +138,18 @@ def attempt(
     case: Case | Property, args: tuple[Any, ...], fresh: tuple[Any, ...], call: Caller
 ) -> Failure | None:
     """Call the answer on `args` and judge what it returned by the equal `fresh` ones."""
+    graphs = graphs_in(args)
+    before = [graph.version for graph in graphs]
     try:
         value = call(args)
     except AnswerError as error:
         finding = error.finding or Finding(error.sentence)
         finding.graph = finding.graph or first_graph(fresh)
-        return Failure(fresh, finding, error)
+        edits = before != [graph.version for graph in graphs]
+        return Failure(fresh, finding, error, edits)
     finding = judged(case, fresh, value)
-    return None if finding is None else Failure(fresh, finding)
+    edits = before != [graph.version for graph in graphs] or isinstance(value, GraphModule)
+    return None if finding is None else Failure(fresh, finding, edits=edits)
 
 
 def judged(case: Case | Property, args: tuple[Any, ...], value: Any) -> Finding | None:

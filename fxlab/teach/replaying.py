@@ -14,7 +14,7 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.teach import wire
 from fxlab.teach.exercise import part
 from fxlab.teach.limits import AnswerError, Guard
-from fxlab.teach.result import code_of
+from fxlab.teach.result import code_of, stepped
 
 
 def replay(id: str, answer: Any, packed: str, *, explore: bool = False) -> Any:
@@ -37,15 +37,8 @@ def replay(id: str, answer: Any, packed: str, *, explore: bool = False) -> Any:
         args = wire.decode(zlib.decompress(base64.b85decode(packed)))
     except (ValueError, zlib.error, wire.WireError):
         raise ExerciseError("this text was not made by fxlab grade, or a part is missing") from None
-    place = next((k for k, one in enumerate(args) if isinstance(one, GraphModule)), None)
-    if explore and place is not None:
-        from fxlab.explorer import explore as show
-
-        def your_answer(gm: GraphModule) -> Any:
-            value = asked.entry(answer, *args[:place], gm, *args[place + 1 :])
-            return value if isinstance(value, GraphModule) else None
-
-        return show(args[place], passes=[your_answer])
+    if explore and any(isinstance(one, GraphModule) for one in args):
+        return stepped(asked.entry, answer, args)
     for number, one in enumerate(args):
         print(f"argument {number}:\n{code_of(one)}")
     try:

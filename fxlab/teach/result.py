@@ -93,26 +93,13 @@ class Result:
         Returns:
             An Explorer; when everything passed, of the first case's program.
         """
-        from fxlab.explorer import explore
-
         args = self._failing_args()
-        place = next((k for k, one in enumerate(args) if isinstance(one, GraphModule)), None)
-        if place is None or self.entry is None:
+        if self.entry is None or not any(isinstance(one, GraphModule) for one in args):
             raise ExerciseError(
                 f"{self.id}: there is no program to step through",
                 hint="explore() shows what an answer does to a GraphModule that it is given",
             )
-        graph = args[place]
-        entry, answer = self.entry, self.answer
-
-        def your_answer(gm: GraphModule) -> Any:
-            rest = list(copy.deepcopy(args))
-            rest[place] = gm
-            value = entry(answer, *rest)
-            return value if isinstance(value, GraphModule) else None
-
-        your_answer.__name__ = getattr(answer, "__name__", "your_answer")
-        return explore(graph, passes=[your_answer])
+        return stepped(self.entry, self.answer, args)
 
     def compare(self) -> Any:
         """Show your pass beside the kit's: both histories, and the time on a large program.
@@ -193,7 +180,45 @@ class Result:
         return f'check("{self.id}", {part(self.id)[1].name})'
 
     def _steppable(self) -> bool:
-        return any(isinstance(one, GraphModule) for one in self._failing_args())
+        """Whether there is something to see: a pass that edited the program it failed on."""
+        return self.first is not None and self.first.edits
+
+
+class _Returned(BaseException):
+    """The answer has returned: what the check does afterwards is none of its steps."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+def stepped(entry: Any, answer: Any, args: tuple[Any, ...]) -> Any:
+    """An Explorer of what an answer does to the first program among its arguments.
+
+    Args:
+        entry: The part's: it calls the answer as the exercise says.
+        answer: The student's function; the recording ends when it returns. Of a class, whose
+            methods `entry` calls, everything is shown.
+        args: What the answer is called with; they stay as they are.
+    """
+    from fxlab.explorer import explore
+
+    place = next(k for k, one in enumerate(args) if isinstance(one, GraphModule))
+
+    def until_it_returns(*given: Any, **named: Any) -> Any:
+        raise _Returned(answer(*given, **named))
+
+    def your_answer(gm: GraphModule) -> Any:
+        rest = list(copy.deepcopy(args))
+        rest[place] = gm
+        try:
+            value = entry(answer if isinstance(answer, type) else until_it_returns, *rest)
+        except _Returned as over:
+            value = getattr(over.value, "graph_module", over.value)
+        return value if isinstance(value, GraphModule) else None
+
+    your_answer.__name__ = getattr(answer, "__name__", "your_answer")
+    return explore(args[place], passes=[your_answer])
 
 
 _PRE = "margin:6px 0;padding:6px;overflow-x:auto;background:#f4f6f8;color:#1a2233"
