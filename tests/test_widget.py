@@ -255,3 +255,11 @@ def test_where_no_widget_manager_lives_the_story_is_a_table_of_text(timeline, tm
     for step in timeline.steps:
         assert step.sentence in ran.stdout
     assert "<img" not in ran.stdout
+
+
+def test_the_script_is_ready_before_it_is_unpacked(explorer):
+    """Anywidget waits two seconds for a script; unpacking takes longer on a busy machine."""
+    depth = 0
+    for line in explorer._esm.splitlines():
+        assert depth or line.startswith("export") or "await" not in line
+        depth += line.count("{") - line.count("}")

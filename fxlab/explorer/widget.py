@@ -25,16 +25,21 @@ from fxlab.explorer.view import pack, view
 
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 
-# Every saved instance of a widget keeps its script, so it travels deflated and unpacks itself.
+# Every saved instance of a widget keeps its script, so it travels deflated and unpacks itself: when
+# it is rendered, since anywidget gives up on a script that is not ready within two seconds.
 LOADER = """\
 const packed = "{packed}";
+const unpack = async () => {{
 const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
 const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
 const code = await new Response(stream).blob();
 const url = URL.createObjectURL(new Blob([code], {{ type: "text/javascript" }}));
 const viewer = await import(url);
 URL.revokeObjectURL(url);
-export default viewer.default;
+return viewer.default;
+}};
+let viewer;
+export default {{ render: async (context) => (await (viewer ??= unpack())).render(context) }};
 """
 
 
