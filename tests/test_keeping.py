@@ -57,6 +57,21 @@ def test_a_check_is_noted_and_the_best_of_all_checks_is_kept(folder):
     assert kept["checks"] == 2 and kept["best"] == 1
 
 
+def test_progress_shows_the_best_try_and_that_the_last_was_another(folder, monkeypatch):
+    def row():
+        return next(row for row in progress().rows if row[0] == "2.2")
+
+    best = check("2.2", nothing)
+    best.points, best.status = best.out_of, "pass"
+    keeping.note_check("2.2", best)
+    assert row()[3] == "public checks passed"
+    check("2.2", nothing)
+    assert row()[3] == "public checks passed (last try: not right yet)" and row()[4] == row()[5]
+    later = [one for one in progress().rows if one[0] in ("2.1b", "5.2b", "5.2c")]
+    lines = [line for line in repr(progress()).splitlines() if line.startswith("2.1b")]
+    assert [one[2] for one in later] == [0, 0, 0] and " min" not in lines[0]
+
+
 def test_a_check_of_one_behaviour_is_not_noted(folder):
     check("2.2", nothing, behaviour="effects stay")
     assert not (folder / keeping.PROGRESS).exists()
@@ -74,7 +89,9 @@ def test_hints_come_one_by_one_and_begin_anew_after_the_third():
     assert [one.number for one in given] == [1, 2, 3, 1]
     assert len({one.text for one in given}) == 3
     assert hint("2.1a").number == 2  # the parts of an exercise share their hints
-    assert next(row for row in progress().rows if row[0] == "2.1a")[6] == 2
+    assert next(row for row in progress().rows if row[0] == "2.1a")[6] == 3  # of three, all
+    assert "here is the first again" in repr(given[3]) and "again" in given[3]._repr_html_()
+    assert not any("again" in one.head for one in given[:3])
 
 
 @pytest.mark.parametrize(

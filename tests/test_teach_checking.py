@@ -126,6 +126,39 @@ def test_stepping_is_not_offered_where_nothing_was_edited():
     result = check("3.1", lambda conv, bn: copy.deepcopy(conv))
     assert result.status == "fail"
     assert ".explore()" not in str(result) and ".explore()" not in result._repr_html_()
+    by_hand = check("1.1", fxlab.Graph)  # a program is made here, and none is given
+    assert not by_hand and ".explore()" not in str(by_hand)
+
+
+def test_a_hint_of_the_kits_own_error_is_on_the_card_and_no_private_name():
+    def lints(gm, old, new):
+        for node in list(gm.graph.find_nodes(op="call_function", target=old)):
+            with gm.graph.inserting_after(node):
+                node.replace_all_uses_with(gm.graph.call_function(new, (node,)))
+        gm.graph.lint()
+
+    assert "Try: replace_all_uses_with also rewired" in check("2.1a", lints).sentence
+
+    def texts(gm):
+        gm.graph.call_function("relu")
+
+    said = check("2.2", texts).sentence
+    assert said.startswith("RewriteError: ") and "Try: call_function takes the function" in said
+
+
+def test_what_a_case_before_explains_is_not_run():
+    import operator
+
+    def wrong_opcode():
+        graph = fxlab.Graph()
+        top = graph.call_function(torch.relu, (graph.placeholder("x"),))
+        graph.output(graph.call_function(operator.add, (top, 1)))
+        return graph
+
+    by_name = {one.behaviour: one.status for one in check("1.1", wrong_opcode).cases}
+    assert by_name["opcodes"] == "fail" and by_name["arguments"] == "not run"
+    (alone,) = check("1.1", wrong_opcode, behaviour="arguments").cases
+    assert alone.status == "fail"
 
 
 def test_a_pass_that_stopped_claims_no_nodes():

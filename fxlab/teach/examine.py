@@ -97,8 +97,9 @@ def examine(
             continue
         result = CaseResult(case.behaviour, case.title, "pass")
         results.append(result)
-        if isinstance(case, Property) and case.behaviour in failed:
-            result.status = "not run"  # a hand-made case says it more plainly
+        told = case.behaviour if isinstance(case, Property) else case.after
+        if told in failed:
+            result.status = "not run"  # a case before it says it more plainly
             continue
         try:
             failure = run(case, call)
@@ -148,7 +149,8 @@ def attempt(
         edits = before != [graph.version for graph in graphs]
         return Failure(fresh, finding, error, edits)
     finding = judged(case, fresh, value)
-    edits = before != [graph.version for graph in graphs] or isinstance(value, GraphModule)
+    made = bool(graphs) and isinstance(value, GraphModule)
+    edits = made or before != [graph.version for graph in graphs]
     return None if finding is None else Failure(fresh, finding, edits=edits)
 
 

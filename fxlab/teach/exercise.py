@@ -79,12 +79,15 @@ class Case:
             dicts of them. Two calls return equal arguments.
         judge: `judge(args, value)` gets arguments that nobody has touched and what `Part.entry`
             returned, and gives a Finding or, when it is right, None.
+        after: A behaviour without which this case has nothing to say: it is not run when a case of
+            that behaviour went wrong.
     """
 
     behaviour: str
     title: str
     args: Callable[[], tuple[Any, ...]]
     judge: Judge
+    after: str = ""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _valid(data: Any) -> dict[str, Any]:
         "hints": {
             id: count
             for id, count in (hints if isinstance(hints, dict) else {}).items()
-            if type(count) is int and 0 <= count <= 3
+            if type(count) is int and 0 <= count < 10**6
         },
         "parts": {
             id: {**_FRESH, **{k: v for k, v in one.items() if type(v) is type(_FRESH.get(k))}}
@@ -123,24 +123,34 @@ class Hint:
         id: Of the exercise.
         number: 1 to 3.
         text: What it says.
+        again: It was given before: the three were over.
     """
 
     id: str
     number: int
     text: str
+    again: bool = False
+
+    @property
+    def head(self) -> str:
+        """Which hint it is; before the first one that comes again, that it does."""
+        over = "that was the last hint; here is the first again. "
+        return (
+            f"{over if self.again and self.number == 1 else ''}{self.id}, hint {self.number} of 3"
+        )
 
     def __repr__(self) -> str:
-        return f"{self.id}, hint {self.number} of 3: {self.text}"
+        return f"{self.head}: {self.text}"
 
     def _repr_html_(self) -> str:
-        text = html.escape(self.text)
-        return f"<p><b>{html.escape(self.id)}, hint {self.number} of 3</b><br>{text}</p>"
+        return f"<p><b>{html.escape(self.head)}</b><br>{html.escape(self.text)}</p>"
 
 
 def hint(id: str) -> Hint:
     """Give one more hint at each call: the idea, the steps, the call that beginners miss.
 
-    None of the three is the answer, and asking costs nothing. The fourth call begins anew.
+    None of the three is the answer, and asking costs nothing. The fourth call says so and
+    begins anew.
 
     Args:
         id: Of an exercise or part.
@@ -151,10 +161,11 @@ def hint(id: str) -> Hint:
     """
     owner = exercise(id)
     data = _read()
-    number = data["hints"].get(owner.id, 0) % 3 + 1
-    data["hints"][owner.id] = number
+    asked = data["hints"].get(owner.id, 0)
+    data["hints"][owner.id] = asked + 1
     _write(data)
-    return Hint(owner.id, number, owner.hints[number - 1])
+    number = asked % 3 + 1
+    return Hint(owner.id, number, owner.hints[number - 1], asked >= 3)
 
 
 _WORDS = {
@@ -171,17 +182,19 @@ class Progress:
     """The table that `progress` shows.
 
     Attributes:
-        rows: (id, title, minutes, status in words, best points, points possible, hints asked).
+        rows: (id, title, minutes, state in words, best points, points possible, hints asked). The
+            state and the points are of the best try; minutes are 0 but in an exercise's first part.
     """
 
     rows: list[tuple[str, str, int, str, int, int, int]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         lines = [
-            f"{id:5} {title[:50]:50} {minutes:3} min  {status:20} {best:2} of {out_of:2}  {asked}"
+            f"{id:5} {title[:50]:50} {f'{minutes} min' if minutes else '':7}  {status:44} "
+            f"{best:2} of {out_of:2}  {asked}"
             for id, title, minutes, status, best, out_of, asked in self.rows
         ]
-        head = f"{'':5} {'exercise':50} {'':7}  {'state':20} {'points':8}  hints"
+        head = f"{'':5} {'exercise':50} {'':7}  {'state':44} {'points':8}  hints"
         return "\n".join([head, *lines])
 
     def _repr_html_(self) -> str:
@@ -190,7 +203,7 @@ class Progress:
         head = "".join(f"<th {left}>{name}</th>" for name in names)
         rows = []
         for id, title, minutes, status, best, out_of, asked in self.rows:
-            texts = (id, title, minutes, status, f"{best} of {out_of}", asked)
+            texts = (id, title, minutes or "", status, f"{best} of {out_of}", asked)
             cells = "".join(f"<td {left}>{html.escape(str(text))}</td>" for text in texts)
             rows.append(f"<tr>{cells}</tr>")
         return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
@@ -208,11 +221,18 @@ def progress() -> Progress:
     for owner in exercises():
         for k, one in enumerate(owner.parts):
             note = data["parts"].get(one.id, {})
-            status = _WORDS.get(note.get("status", ""), "not begun")
-            minutes, asked = (owner.minutes, data["hints"].get(owner.id, 0)) if k == 0 else (0, 0)
             best = min(note.get("best", 0), one.total)
+            status = _state(note.get("status", ""), best == one.total)
+            asked = min(data["hints"].get(owner.id, 0), 3) if k == 0 else 0
+            minutes = owner.minutes if k == 0 else 0
             rows.append((one.id, owner.title, minutes, status, best, one.total, asked))
     return Progress(rows)
+
+
+def _state(last: str, passed: bool) -> str:
+    """The state of the best try, in words, and of the last one where that is another."""
+    said = _WORDS.get(last, "not begun")
+    return f"{_WORDS['pass']} (last try: {said})" if passed and last != "pass" else said
 
 
 # -- save and restore ------------------------------------------------------------------------------

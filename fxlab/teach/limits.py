@@ -158,10 +158,30 @@ class Guard:
             return AnswerError(
                 "error", f"your code left Python by SystemExit{where}: return instead"
             )
-        name = type(error).__name__
         text = error.message if isinstance(error, FxlabError) else safe_text(error)
         text = text.strip().splitlines()[0][:500] if text.strip() else "no message"
-        return AnswerError(kind, f"{name}: {text}{where}", users_trace(error))
+        sentence = f"{_public_name(error)}: {text}{where}{_try(error, text)}"
+        return AnswerError(kind, sentence, users_trace(error))
+
+
+def _public_name(error: BaseException) -> str:
+    """The name of an error's class, or of the first parent that a student may know."""
+    names = [one.__name__ for one in type(error).__mro__]
+    return next((name for name in names if not name.startswith("_")), names[0])
+
+
+def _try(error: BaseException, text: str) -> str:
+    """What to do about an error, where that is known: what the kit says itself, or a usual slip."""
+    if isinstance(error, FxlabError):
+        return f". Try: {error.hint[0]}" if error.hint else ""
+    if isinstance(error, TypeError) and "'Node'" in text and " operand" in text:
+        return (
+            ". A Node is no Proxy, it computes nothing: record the operation yourself, "
+            "graph.call_function(operator.add, (node, 1))"
+        )
+    if isinstance(error, AttributeError) and "'Node' object" in text:
+        return ". A Node is no Proxy: graph.call_method('relu', (node,)) records a method's call"
+    return ""
 
 
 def safe_text(value: Any) -> str:

@@ -178,7 +178,9 @@ def _judge_result(args: tuple[Any, ...], value: Any) -> Finding | None:
 
 def _cases() -> Iterator[Case]:
     yield Case("opcodes", "each operation under its opcode and target", tuple, _judge_opcodes)
-    yield Case("arguments", "args and kwargs as the author wrote them", tuple, _judge_arguments)
+    yield Case(
+        "arguments", "args and kwargs as the author wrote them", tuple, _judge_arguments, "opcodes"
+    )
     yield Case("runs", "the graph computes what Score computes", tuple, _judge_result)
 
 
@@ -235,6 +237,9 @@ EXERCISE = Exercise(
                 "dict_as_node": "only calls are nodes",
                 "bias_as_input": "self.bias is read from the module",
                 "counted_twice": "one node too many",
+                "plus_on_a_node": "A Node is no Proxy, it computes nothing",
+                "text_as_function": "RewriteError: the target of a call_function node",
+                "module_itself": "call_method and call_module its name",
             },
             stub='def score_graph():\n    """Return the Graph that the tracer would record for '
             'Score, built by hand."""',

@@ -252,6 +252,8 @@ def _judge_replace(pair: Pair) -> Judge:
 
 
 def _left(pair: Pair, node: Node) -> str:
+    if not node.users:
+        return f"{node.name} is still in the graph, though nobody reads it: erase it as well"
     if node.op == "call_method":
         return f"x.{pair.old}(...) is still there: a method has the opcode call_method and a text "\
             "as its target"  # fmt: skip
@@ -394,6 +396,7 @@ def make(pair: Pair) -> Exercise:
                     "no_modules": "self.act is still called, an nn.Softmax",
                     "last_dim": "A module holds its dim itself",
                     "first_argument": "tuple index out of range",
+                    "not_erased": "softmax is still in the graph, though nobody reads it: erase it",
                     "by_the_sound": "there is no softmax in this program, and it was changed",
                 },
                 stub=STUB_B.format(old=pair.old, new=pair.new),

@@ -84,3 +84,26 @@ def wrong_counted_twice():
 def wrong_delegation():
     """Call the tracer."""
     return fxlab.symbolic_trace(Score()).graph
+
+
+def wrong_plus_on_a_node():
+    """Compute with a Node as if it were a value."""
+    graph, linear = _start()
+    top = graph.call_method("sum", (linear,), {"dim": -1})
+    graph.output({"score": top + 1, "parts": [linear, top]})
+    return graph
+
+
+def wrong_text_as_function():
+    """Give a function by its name."""
+    graph, linear = _start()
+    graph.output(graph.call_function("torch.sub", (linear, 1)))
+    return graph
+
+
+def wrong_module_itself():
+    """Give a module itself, not its path."""
+    graph = fxlab.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module(Score().linear, (x,)))
+    return graph

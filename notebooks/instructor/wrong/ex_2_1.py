@@ -109,6 +109,15 @@ def wrong_b_no_modules(gm):
             _replace(gm, node, node.args, node.kwargs)
 
 
+def wrong_b_not_erased(gm):
+    """Reroute rightly, and leave the old node behind."""
+    for node in list(gm.graph.nodes):
+        if _is_function(node) or _is_method(node):
+            with gm.graph.inserting_after(node):
+                new = gm.graph.call_function(F.log_softmax, node.args, node.kwargs)
+            node.replace_all_uses_with(new)
+
+
 def wrong_b_last_dim(gm):
     """Take it that every softmax is over the last dimension."""
     for node in list(gm.graph.nodes):
