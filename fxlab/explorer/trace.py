@@ -18,7 +18,7 @@ from fxlab.explorer.events import Boundary, Event, Span, Watched
 from fxlab.explorer.history import RecordedTimeline
 from fxlab.explorer.record import Recorder
 
-INSIDE = ("fxlab/core/", "fxlab/explorer/", "site-packages/torch/", "<frozen ")
+INSIDE = ("fxlab/core/", "fxlab/tracing/", "fxlab/explorer/", "site-packages/torch/", "<frozen ")
 FxlabFrames = tuple[tuple[str, int, str], ...]
 
 
