@@ -22,17 +22,6 @@ from tests.differences import DIFFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "notebooks" / "images" / "explorer.svg"
-# Which lecture an exercise belongs to: the first part of its id -> the lecture.
-CHAPTERS = {
-    "1": "01_capture",
-    "2": "02_transform",
-    "3": "07_fusion",
-    "4": "09_analysis",
-    "5": "06_quantization",
-    "6": "08_lowering",
-    "7": "10_scheduling",
-    "8": "11_amp",
-}
 
 
 def example(text: str) -> tuple[str, str]:
@@ -67,13 +56,15 @@ def exhibits() -> str:
 
 
 def exercises() -> dict[str, list[str]]:
-    """List the ids of the exercises by the lecture that they belong to."""
+    """List the ids of the exercises by the lecture after which they come."""
     found: dict[str, list[str]] = {}
     if importlib.util.find_spec("fxlab.teach") is not None:
         from fxlab import teach
+        from fxlab.teach.words import lecture_of
 
+        stems = {path.name[:2]: path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
         for exercise in teach.exercises():
-            found.setdefault(CHAPTERS[exercise.id.split(".")[0]], []).append(exercise.id)
+            found.setdefault(stems[lecture_of(exercise.id)], []).append(exercise.id)
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from fxlab.core.errors import ExerciseError
 from fxlab.teach import exercises, word
-from fxlab.teach.words import BY_CHOICE, COURSE, GLOSSARY, MASTERS, lecture_words
+from fxlab.teach.words import BY_CHOICE, COURSE, GLOSSARY, MASTERS, lecture_of, lecture_words
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 LECTURES = {path.name[:2]: path for path in NOTEBOOKS.glob("[0-9]*.ipynb")}
@@ -92,3 +94,19 @@ def test_each_notebook_of_exercises_belongs_to_a_lecture():
     assert set(MASTERS.values()) <= set(LECTURES)
     for one in EXERCISES:
         assert f"0{one.partition('.')[0]}" in MASTERS
+
+
+@pytest.mark.parametrize("number", sorted(LECTURES))
+def test_a_lecture_names_the_exercises_that_come_after_it_and_links_them(number):
+    cell = "".join(json.loads(LECTURES[number].read_text(encoding="utf-8"))["cells"][0]["source"])
+    row = re.search(r"^\| before, after \| (.*) \|$", cell, re.MULTILINE)[1]
+    named = re.search(r"exercises? \[([^]]*)\]\(exercises/(\d\d)_\w+\.ipynb\)", row)
+    after = [one.id for one in exercises() if lecture_of(one.id) == number]
+    assert (named[1].split(", ") if named else []) == after
+    assert not named or {id.partition(".")[0] for id in after} == {named[2].lstrip("0")}
+
+
+def test_the_first_lecture_says_where_exercises_are_and_what_helps_with_them():
+    cells = json.loads(LECTURES["00"].read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert "(exercises/01_capture.ipynb)" in text and "`hint`" in text and "`progress`" in text

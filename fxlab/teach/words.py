@@ -30,6 +30,24 @@ MASTERS = {
 """Number of a notebook of exercises -> number of the lecture that it belongs to."""
 
 
+def lecture_of(id: str) -> str:
+    """Return the number of the lecture after which an exercise comes.
+
+    One of the course comes where the course has it; one by choice after the last lecture that an
+    exercise of its chapter comes after.
+
+    Example:
+        >>> lecture_of("1.3"), lecture_of("2.3"), lecture_of("7.1")
+        ('04', '12', '10')
+    """
+    chapter = [one for one in COURSE if one.partition(".")[0] == id.partition(".")[0]]
+    chapter = [one for one in chapter if "." in one]
+    if not chapter:
+        return MASTERS[f"0{id.partition('.')[0]}"]
+    place = COURSE.index(id if id in COURSE else chapter[-1])
+    return next(one for one in reversed(COURSE[:place]) if "." not in one)
+
+
 @dataclass(frozen=True)
 class Word:
     """A word of the course; printing it gives the sentence.

@@ -6,7 +6,6 @@ in (b).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -35,6 +34,7 @@ from fxlab.teach.exercises.linear import (
     rows_of,
     run,
     weight_qparams,
+    why_raised,
     without_observers,
 )
 from fxlab.teach.judge import edited, kind_of
@@ -230,7 +230,7 @@ def judge_b(args: tuple, found: Any) -> Finding | None:
                 f"the observer of {unseen[0]} saw no data, and nobody was told: "
                 "a scale made of nothing is worse than an error"
             )
-        return _why_raised(unseen, found, wrong)
+        return why_raised(unseen, found, wrong)
     if found["raised"]:
         return wrong(f"it raised ({found['raised']}), although every observer saw data")
     if found["gradients"] and trainable:
@@ -262,22 +262,6 @@ def judge_b(args: tuple, found: Any) -> Finding | None:
                 expected=str(expected),
                 actual=str(answer[name]),
             )
-    return None
-
-
-def _why_raised(unseen: list[str], found: dict, wrong: Any) -> Finding | None:
-    """Hold an error to what the docstring promises of it."""
-    said = f"{found['kind']}: {found['raised']}"
-    if found["kind"] != "ValueError":
-        return wrong(
-            f"no batch came, and it raised {said}. A ValueError is promised: ask "
-            "observer.problem() first, and raise a ValueError that names the value"
-        )
-    if not any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", found["raised"]) for name in unseen):
-        return wrong(
-            f"it raised {said}. That does not name the value whose observer saw no data: here it "
-            f"is {unseen[0]}, the node that the observer reads"
-        )
     return None
 
 

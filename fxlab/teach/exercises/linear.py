@@ -6,6 +6,7 @@ an answer made crosses as rows: one a node, arguments as places in the list.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -130,6 +131,22 @@ def run(prepared: Any, batches: Iterable[tuple]) -> Any:
         for batch in batches:
             prepared(*batch)
     return prepared
+
+
+def why_raised(unseen: list[str], found: dict, wrong: Any) -> Finding | None:
+    """Hold an error to what the docstring promises of it."""
+    said = f"{found['kind']}: {found['raised']}"
+    if found["kind"] != "ValueError":
+        return wrong(
+            f"no batch came, and it raised {said}. A ValueError is promised: ask "
+            "observer.problem() first, and raise a ValueError that names the value"
+        )
+    if not any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", found["raised"]) for name in unseen):
+        return wrong(
+            f"it raised {said}. That does not name the value whose observer saw no data: here it "
+            f"is {unseen[0]}, the node that the observer reads"
+        )
+    return None
 
 
 # ------------------------------------------------------------------------------ rows of plain data
