@@ -257,31 +257,18 @@ class Reference:
             return signal_verdict(self.native, native, self.asked_db, error)
         strict = not any(e.kind in ("module", "attr") for e in recorder.events[self.events :])
         wide = self._try_wide(gm, keys) if self.wide is not None else None
-        if problem is None:
-            same = error <= allowed
-            if wide is not None:
-                wide_problem, wide_error, _ = compare(self.wide, wide)
-                scale = largest(self.wide)
-                limit = STRICT if strict else allowed / max(largest(self.native), 1e-300)
-                same = wide_problem is None and wide_error <= limit * scale
-            if same:
-                text = f"rounding: {number(error)} where {number(allowed)} is allowed"
-                return verdict("rounding", text, error, allowed)
-        return self._different(recorder, gm, pairs, keys, problem, error, allowed, strict, written)
-
-    def _different(
-        self,
-        recorder: Recorder,
-        gm: Any,
-        pairs: dict[Any, list[int]],
-        keys: dict[Any, int],
-        problem: str | None,
-        error: float,
-        allowed: float,
-        strict: bool,
-        written: str | None,
-    ) -> dict[str, Any]:
-        measured = problem or f"off by {number(error)} where {number(allowed)} is allowed"
+        largest_native = largest(self.native) or 1.0
+        share, limit = error / largest_native, allowed / largest_native
+        if (
+            problem is None and wide is not None
+        ):  # float64 decides: it tells a mistake from rounding
+            problem, wide_error, _ = compare(self.wide, wide)
+            share = wide_error / (largest(self.wide) or 1.0)
+            limit = STRICT if strict else limit
+        measured = f"{number(share)} of the largest value where {number(limit)} is allowed"
+        if problem is None and share <= limit:
+            return verdict("rounding", f"rounding: {measured}", error, allowed)
+        measured = problem or f"off by {measured}"
         if written is not None:
             text = (
                 f"different: {measured}; the first node can't be found, because {written} was "
