@@ -157,6 +157,21 @@ def test_save_makes_one_zip_of_the_same_work_and_keeps_zips_of_other_work(folder
     assert save().path != third and third.exists()  # it has what is nowhere else
 
 
+def test_a_kernel_that_saves_the_same_notebooks_again_leaves_one_zip(folder, monkeypatch):
+    (folder / "a.ipynb").write_text(notebook("return 1"))
+    first = save().path
+    monkeypatch.setattr(keeping, "_saved", [])  # another kernel, another day
+    hint("2.2")
+    second = save().path
+    assert second != first and list(folder.glob("*.zip")) == [second]
+    with zipfile.ZipFile(second) as archive:
+        assert keeping.PROGRESS in archive.namelist()
+    monkeypatch.setattr(keeping, "_saved", [])
+    (folder / "a.ipynb").write_text(notebook("return 2"))
+    third = save().path
+    assert set(folder.glob("*.zip")) == {second, third}  # what was there before stays
+
+
 def test_save_of_nothing_writes_nothing(folder, monkeypatch):
     (folder / "02_transform.ipynb").write_text(handed_out())
     assert save().path is None and "nothing to save" in repr(save())

@@ -289,9 +289,11 @@ def save(folder: str | Path | None = None) -> Saved:
         path.write_bytes(_packed(files, mark))
     except OSError as error:
         return Saved(None, (f"nothing was saved: {error.strerror or error}",))
-    for old in [one for one in _saved if one.parent == folder and _names(one) <= files.keys()]:
-        _saved.remove(old)  # made by this kernel, of the same files: the new one has all of it
-        old.unlink(missing_ok=True)
+    for old in set(folder.glob("fxlab-work-*.zip")) - {path}:
+        # Of the same files by this kernel, or with nothing but other progress: the new one has it.
+        ours = old in _saved and _names(old) <= files.keys()
+        if ours or _same_work(old, files):
+            old.unlink(missing_ok=True)
     _saved.append(path)
     text = "download it; restore(...) brings it back, here or on another machine"
     return Saved(path, (f"saved: {names}", text))
@@ -396,6 +398,17 @@ def _names(path: Path) -> set[str]:
             return set(archive.namelist()) - {INDEX}
     except (OSError, zipfile.BadZipFile):
         return set()
+
+
+def _same_work(path: Path, files: dict[str, tuple[bytes, float]]) -> bool:
+    """Whether all that a zip of ours has, progress left out, is among these files, as it is."""
+    try:
+        old = _unpacked(path)
+    except ExerciseError:
+        return False  # it is not ours to judge
+    old.pop(PROGRESS, None)
+    same = all(name in files and files[name][0] == content for name, (content, _) in old.items())
+    return same and bool(old)
 
 
 def _unpacked(path: Path) -> dict[str, tuple[bytes, float]]:

@@ -24,6 +24,7 @@ from fxlab.teach.limits import AnswerError
 from fxlab.teach.programs import fill
 
 SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode")
+MOST = 12  # numbers of a tensor that a card shows
 
 
 def pair_of(
@@ -99,12 +100,17 @@ def _judge_numbers(args: tuple[Any, ...], value: Any) -> Finding | None:
         _slip(conv, bn, folded)
         or f"{text}: compare weight and bias, term by term, with "
         "W' = s W and b' = (b - mean) s + beta",
-        actual=f"weight {folded.weight.tolist()}\nbias {_listed(folded.bias)}",
+        actual=f"weight {_listed(folded.weight)}\nbias {_listed(folded.bias)}",
     )
 
 
-def _listed(value: Any) -> Any:
-    return None if value is None else value.tolist()
+def _listed(value: Any) -> str:
+    """A tensor's numbers with 4 digits; of many the shape and the first ones."""
+    if value is None:
+        return "None"
+    numbers = [f"{number:.4g}" for number in value.detach().flatten().tolist()]
+    shape = f"of shape {list(value.shape)}: "
+    return shape + ", ".join(numbers[:MOST]) + (", ..." if len(numbers) > MOST else "")
 
 
 @torch.no_grad()

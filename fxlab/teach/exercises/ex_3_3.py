@@ -55,7 +55,10 @@ class Remembering(nn.Module):
 
 
 def entry(answer: Any, gm: GraphModule, x: torch.Tensor) -> str:
-    """Return the code of the step that the answer names, "" for none, "start" for before all.
+    """Return the code of the step that the answer names.
+
+    Returns:
+        The code; "" for none, "start" for before all, "None" when it returned None.
 
     Raises:
         AnswerError: It returned something that names no step.
@@ -68,7 +71,7 @@ def entry(answer: Any, gm: GraphModule, x: torch.Tensor) -> str:
     if isinstance(found, Step):
         return found.code
     if found is None:
-        return ""
+        return "None"
     if isinstance(found, str) and re.fullmatch(r"\w+:\d+(/.*)?", found):
         return found
     raise AnswerError(
@@ -107,8 +110,13 @@ def _judge(pass_: Pass, nothing: str) -> Callable[[tuple[Any, ...], Any], Findin
     """Make the judge for one pass; ``nothing`` is said to who finds that nothing broke."""
 
     def judged(args: tuple[Any, ...], value: Any) -> Finding | None:
-        gm, _ = args
+        gm, x = args
         timeline, verdicts, found = truth(pass_, copy.deepcopy(gm))
+        if value == "None":
+            return Finding(
+                "it returned None. Either `return` is missing, return what timeline.bisect(check) "
+                f"returns; or it holds no step, as nothing broke for good. {nothing}"
+            )
         if value == "":
             return Finding(f"it found that nothing broke for good. {nothing}")
         if value == "start":
@@ -130,15 +138,23 @@ def _judge(pass_: Pass, nothing: str) -> Callable[[tuple[Any, ...], Any], Findin
             copied = " Does your check run a copy, so that no frame is changed by being looked at?"
             return Finding(
                 f"after {said} the program still computes what it did at the start, outputs and "
-                f"state.{copied if list(gm.buffers()) else ''}"
+                f"state{_rounding(timeline, index, x)}.{copied if list(gm.buffers()) else ''}"
             )
         healed = next(k for k in range(index, last + 1) if verdicts[k])
         return Finding(
             f"{said} breaks the program only for a moment: after step {healed} it computes the "
-            "same again, as in the middle of any right match. Look for the failure that stays"
+            f"same again{_rounding(timeline, healed, x)}, as in the middle of any right match. "
+            "Look for the failure that stays"
         )
 
     return judged
+
+
+def _rounding(timeline: Any, index: int, x: torch.Tensor) -> str:
+    """Say so when a frame's output is that of the start up to rounding, and not to the last bit."""
+    with torch.no_grad():
+        first, now = (copy.deepcopy(timeline.module(k))(x.clone()) for k in (0, index))
+    return "" if torch.equal(first, now) else " (up to rounding: use torch.allclose)"
 
 
 THIS, OTHER = "this program", "another program"
@@ -148,7 +164,8 @@ _a = _judge(
 )
 _b = _judge(
     foreign.merge_repeats,
-    "On the inputs that you tried the program is right to the end. Try others: negative, large.",
+    "On the inputs that you tried the program is right to the end. Try others: large and negative "
+    "at once, as 10 * torch.randn_like(x).",
 )
 _c = _judge(
     foreign.drop_unread,
@@ -217,6 +234,8 @@ EXERCISE = Exercise(
                 "last_edit": "the program is broken already",
                 "compared_afterwards": "Is what you compare with computed before the pass ran",
                 "told_by_hand": "look earlier",
+                "forgotten_return": "Either `return` is missing",
+                "to_the_last_bit": "up to rounding: use torch.allclose",
             },
             stub=_stub("a", "fold_scales", "The edit from which on it never computes the same."),
         ),

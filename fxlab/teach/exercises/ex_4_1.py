@@ -21,11 +21,12 @@ from torch import nn
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
+from fxlab.core.node import Node
 from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.shape_prop import TensorMetadata, _extract_tensor_metadata, shape_prop
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import kind_of, unequal
-from fxlab.teach.limits import AnswerError
+from fxlab.teach.limits import AnswerError, users_line, users_trace
 from fxlab.teach.programs import built, fill
 from fxlab.teach.variants import Variant
 
@@ -59,6 +60,12 @@ BYTES = Fact(
 RANK = Fact("rank", "MyRanks", lambda t: len(t.shape), "ranks", "its number of dimensions")
 
 
+FREED = (
+    "An Interpreter's env keeps a value until its last reader has run, so after the run it is "
+    "gone: write the fact down in run_node, which sees each value once"
+)
+
+
 def _interpreter(answer: Any, gm: GraphModule) -> Interpreter:
     made = answer(gm)
     if not isinstance(made, Interpreter):
@@ -85,6 +92,11 @@ def entry(answer: Any, gm: GraphModule, key: str = "shape", *runs: list[Any]) ->
             if number < len(runs) - 1 or not _fails(gm, inputs):
                 raise
             error = str(raised)
+        except KeyError as raised:
+            if not (raised.args and isinstance(raised.args[0], Node)):
+                raise
+            sentence = f"KeyError: {raised.args[0].name}{users_line(raised)}. {FREED}"
+            raise AnswerError("error", sentence, users_trace(raised)) from None
     return {
         "found": [_plain(node.meta.get(key, NOTHING)) for node in gm.graph.nodes],
         "result": result,
@@ -178,7 +190,14 @@ def _judge_error(fact: Fact, args: tuple[Any, ...], value: Any) -> Finding | Non
     if said is None:
         return Finding("this program can't run on these inputs, and the run raised no RuntimeError")
     node, facts = _failing(fact, gm, inputs)
-    if not re.search(rf"\b{re.escape(node)}\b", said):
+    others = [n.name for n in gm.graph.nodes if re.search(rf"\b{re.escape(n.name)}\b", said)]
+    if others and node not in others:
+        return Finding(
+            f"the error names {others[0]}, and in this program {node} is the node that fails. "
+            "Does run_node return the value that it has seen, for the nodes that read it?",
+            node=node,
+        )
+    if node not in others:
         return Finding(
             f"the error does not say which node failed: {said.splitlines()[0][:120]!r}. Catch what "
             "super().run_node(n) raises and raise a RuntimeError with n.name in its text",
@@ -367,15 +386,17 @@ def make(fact: Fact) -> Exercise:
                     "first_of_several": "expected one entry for each",
                     "every_value_a_tensor": "AttributeError",
                     "written_once": "that was the run before",
+                    "after_the_run": "write the fact down in run_node",
+                    "named_without_values": "Does run_node return the value",
                     "bare_error": "the error does not say which node failed",
                 },
                 stub=f"class {fact.answer}(fxlab.Interpreter):\n"
                 f'    """Run a program; keep the {key} of each value in ``n.meta["{key}"]``.\n'
                 "\n"
                 f"    A tensor gives {fact.tensor}; tensors in a tuple, list or dict\n"
-                f"    give the same form with {fact.said} in it; what holds no tensor leaves no\n"
-                "    entry. A node that fails raises a RuntimeError with its name and the\n"
-                f"    {fact.said} of what it reads.\n"
+                f"    give the same form with {fact.said} in it (numbers stay); what holds\n"
+                "    no tensor leaves no entry. A node that fails raises a RuntimeError with its\n"
+                f"    name and the {fact.said} of what it reads.\n"
                 '    """',
             ),
         ),

@@ -41,6 +41,19 @@ def wrong_a_told_by_hand(gm, x):
     return timeline.steps[found.step.index].code
 
 
+def wrong_a_forgotten_return(gm, x):
+    wanted = gm(x)
+    timeline = _recorded(gm, foreign.fold_scales)
+    timeline.bisect(lambda candidate: torch.allclose(candidate(x), wanted))
+
+
+def wrong_a_to_the_last_bit(gm, x):
+    # A right fold rounds differently.
+    wanted = gm(x)
+    timeline = _recorded(gm, foreign.fold_scales)
+    return timeline.bisect(lambda candidate: torch.equal(candidate(x), wanted))
+
+
 def wrong_a_delegation(gm, x):
     return ex_3_3.truth(foreign.fold_scales, gm)[2]
 

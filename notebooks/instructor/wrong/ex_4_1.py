@@ -21,6 +21,24 @@ class wrong_result_lost(fxlab.Interpreter):
             n.meta["shape"] = _shapes(value)
 
 
+class wrong_after_the_run(fxlab.Interpreter):
+    def run(self, *args):
+        result = super().run(*args)
+        for node in self.module.graph.nodes:
+            node.meta["shape"] = _shapes(self.env[node])
+        return result
+
+
+class wrong_named_without_values(fxlab.Interpreter):
+    # Names the node that fails, and loses the values, so that another one fails.
+    def run_node(self, n):
+        try:
+            value = super().run_node(n)
+        except Exception as error:
+            raise RuntimeError(f"{n.name} failed") from error
+        n.meta["shape"] = _shapes(value)
+
+
 class wrong_functions_only(fxlab.Interpreter):
     # call_function is one opcode of six, and has no node to write to; so it guesses.
     def run(self, *args):
