@@ -146,6 +146,21 @@ def test_a_hint_of_the_kits_own_error_is_on_the_card_and_no_private_name():
     assert said.startswith("RewriteError: ") and "Try: call_function takes the function" in said
 
 
+def test_numbers_on_a_card_are_rounded_and_few():
+    import copy
+    import re
+
+    def off(conv, bn):
+        made = copy.deepcopy(conv)
+        made.weight = torch.nn.Parameter(conv.weight * 1.01)
+        return made
+
+    text = str(check("3.1", off))
+    wide = next(one for one in check("3.1", off).cases if one.title == "three channels").finding
+    assert "of shape [1, 1, 1, 1]: " in text and not re.search(r"\d\.\d{6}", text)
+    assert "of shape [3, 3, 3, 3]: " in wide.actual and len(wide.actual) < 300
+
+
 def test_what_a_case_before_explains_is_not_run():
     import operator
 

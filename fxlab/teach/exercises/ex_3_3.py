@@ -246,7 +246,7 @@ EXERCISE = Exercise(
             entry=entry,
             cases=_cases_b,
             wrong={
-                "this_input": "On the inputs that you tried the program is right",
+                "this_input": "Try others: large and negative at once",
                 "shapes_only": "On the inputs that you tried the program is right",
                 "first_edit": "the program still computes what it did",
             },
