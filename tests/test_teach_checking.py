@@ -120,6 +120,19 @@ def test_the_checks_of_a_bisection_are_no_steps_of_the_pass_that_it_judges():
     assert len(check("3.3a", find_a).explore().timeline.steps) == len(timeline.steps)
 
 
+def test_a_replay_of_feedback_steps_through_the_answers_own_edits_only():
+    import base64
+    import zlib
+
+    from fxlab.teach import wire
+    from fxlab.teach.replaying import replay
+
+    case = next(one for one in part("2.2")[1].cases() if isinstance(one, Case))
+    packed = base64.b85encode(zlib.compress(wire.encode(case.args()))).decode()
+    steps = replay("2.2", good, packed, explore=True).timeline.steps
+    assert steps and {step.where[0].function for step in steps} == {"good"}
+
+
 def test_stepping_is_not_offered_where_nothing_was_edited():
     import copy
 

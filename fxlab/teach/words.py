@@ -44,8 +44,9 @@ def lecture_of(id: str) -> str:
     chapter = [one for one in chapter if "." in one]
     if not chapter:
         return MASTERS[f"0{id.partition('.')[0]}"]
-    place = COURSE.index(id if id in COURSE else chapter[-1])
-    return next(one for one in reversed(COURSE[:place]) if "." not in one)
+    course: list[str] = [*COURSE]
+    place = course.index(id if id in course else chapter[-1])
+    return next(one for one in reversed(course[:place]) if "." not in one)
 
 
 @dataclass(frozen=True)
