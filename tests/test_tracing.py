@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import time
@@ -545,3 +546,159 @@ def test_tracing_a_long_graph_module_again_is_linear():
 
     seconds(100)
     assert seconds(6000) < 24 * min(seconds(750) for _ in range(3))  # 8 if linear, 64 if not
+
+
+# -- what example inputs cannot know, and what torch's own Python refuses -----------------------
+
+LIST = [1, 2, 3]
+
+
+def while_of_a_value(x):
+    while x.sum() > 0:
+        x = x - 1
+    return x
+
+
+def assert_of_a_value(x):
+    assert (x > 0).any()
+    return x
+
+
+DEPENDS_ON_VALUES = {
+    "if": lambda x: x if x.sum() > 0 else -x,
+    "if of many": lambda x: x if x else -x,
+    "while": while_of_a_value,
+    "assert": assert_of_a_value,
+    "max": lambda x: max(x.sum(), x.mean()),
+    "int": lambda x: x * int(x.sum()),
+    "float": lambda x: x * float(x.max()),
+    "complex": lambda x: x * complex(x.max()),
+    "round": lambda x: x * round(x.max()),
+    "an index of a float": lambda x: x * LIST[x.sum()],
+    "an index": lambda x: x * LIST[x.sum().long()],
+    "range": lambda x: [x for _ in range(x.sum())],
+    "numpy": lambda x: torch.from_numpy(np.asarray(x)),
+    "item": lambda x: x if x.sum().item() > 0 else -x,
+}
+
+
+@pytest.mark.parametrize("program", DEPENDS_ON_VALUES.values(), ids=list(DEPENDS_ON_VALUES))
+def test_what_depends_on_values_is_refused_alike_with_and_without_example_inputs(program):
+    texts = []
+    for options in ({}, {"example_inputs": (X,)}, {"example_inputs": X}):
+        with pytest.raises(TraceError) as info:
+            fxlab.symbolic_trace(program, **options)
+        assert info.value.where[0][0] == __file__
+        assert info.value.hint
+        texts.append(str(info.value))
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("program", DEPENDS_ON_VALUES.values(), ids=list(DEPENDS_ON_VALUES))
+def test_a_question_that_example_inputs_cannot_answer_leaves_no_node(program):
+    def nodes(**options):
+        tracer = fxlab.Tracer()
+        with pytest.raises(TraceError):
+            tracer.trace(program, **options)
+        return [str(node.target) for node in tracer.graph.nodes]
+
+    assert nodes(example_inputs=(X,)) == nodes()
+
+
+class AsksItsBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(2.0))
+
+    def forward(self, x):
+        return x * self.factor if (self.factor * 2).sum() > 3 else x
+
+
+def test_a_value_that_a_buffer_tells_is_known_beside_example_inputs():
+    gm = said(AsksItsBuffer(), r"fixed to tensor\(True\)", example_inputs=(X,))
+    torch.testing.assert_close(gm(X), X * 2)
+
+
+def test_a_value_that_the_program_wrote_down_is_known_beside_example_inputs():
+    gm = fxlab.symbolic_trace(lambda x: x if torch.tensor(3) > 2 else -x, example_inputs=(X,))
+    torch.testing.assert_close(gm(X), X)
+
+
+def test_the_value_of_a_buffer_on_the_meta_device_is_not_known():
+    with pytest.raises(TraceError, match="a branch"):
+        fxlab.symbolic_trace(AsksItsBuffer().to("meta"))
+
+
+TORCHS_OWN = {
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(16, 2), RuntimeError),
+    "TransformerEncoder": (
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2), 1, enable_nested_tensor=False
+        ),
+        RuntimeError,
+    ),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(16, 2), ValueError),
+    "LSTM": (lambda: nn.LSTM(3, 3), ValueError),
+}
+
+
+@pytest.mark.parametrize(("make", "kind"), TORCHS_OWN.values(), ids=list(TORCHS_OWN))
+def test_a_module_of_torchs_that_cannot_be_traced_itself_says_so_and_how_it_can(make, kind):
+    module = make()
+    with pytest.raises(TraceError) as info:
+        fxlab.symbolic_trace(module)
+    assert isinstance(info.value, kind)
+    assert any(frame[0] == __file__ for frame in info.value.where)
+    assert "torch.nn.Sequential(module)" in info.value.hint[0]
+    assert len(fxlab.symbolic_trace(nn.Sequential(module)).graph.nodes) == 3
+
+
+def test_an_error_in_torchs_python_on_a_proxy_is_a_trace_error_with_line_cause_and_way_out():
+    def program(x):
+        return torch.nested.nested_tensor([x])
+
+    with pytest.raises(TraceError, match="in torch's nested_tensor") as info:
+        fxlab.symbolic_trace(program)
+    assert info.value.where[0][1] == program.__code__.co_firstlineno + 1
+    assert isinstance(info.value.__cause__, TypeError)
+    assert any("fxlab.wrap" in hint for hint in info.value.hint)
+
+
+def test_an_error_in_torchs_python_without_a_proxy_stays_what_it_is():
+    with pytest.raises(ValueError, match="dropout probability") as info:
+        fxlab.symbolic_trace(lambda x: nn.Dropout(2)(x))
+    assert type(info.value) is ValueError
+
+
+def test_a_region_that_torch_decorates_its_own_functions_with_is_not_recorded():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def program(x):
+        with FakeTensorMode() as mode:
+            size = mode.from_tensor(torch.ones(2, 3)).sum(0).shape[0]
+        return x + size
+
+    graph = fxlab.symbolic_trace(program).graph
+    assert [node.name for node in graph.nodes] == ["x", "add", "output"]
+
+
+def test_a_region_that_decorates_a_users_function_is_recorded():
+    @torch.backends.cudnn.flags(enabled=False)
+    def program(x):
+        return x + 1
+
+    @torch.no_grad()
+    @torch.backends.cudnn.flags(enabled=False)
+    def twice(x):
+        return x + 1
+
+    def stacked(x):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            return x + 1
+
+    for function in (lambda x: program(x), stacked):
+        names = [node.name for node in fxlab.symbolic_trace(function).graph.nodes]
+        assert names == ["x", "flags", "add", "flags_exit", "output"]
+    names = [node.name for node in fxlab.symbolic_trace(lambda x: twice(x)).graph.nodes]
+    assert names == ["x", "no_grad", "flags", "add", "flags_exit", "no_grad_exit", "output"]

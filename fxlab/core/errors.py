@@ -32,9 +32,10 @@ Frame = tuple[str, int, str]
 _PACKAGE, _TORCH = Path(__file__).parent.parent, str(Path(torch.__file__).parent)
 _HERE, _TORCH_FX = str(_PACKAGE / "core"), str(Path(_TORCH) / "fx")
 _ROOMS = [str(_PACKAGE / room) for room in ("core", "display", "explorer", "tracing")]
-_FILES = [str(_PACKAGE / "passes" / f"{name}.py") for name in ("rewriter", "matcher", "unused")]
+_FILES = [str(_PACKAGE / f"passes/{name}.py") for name in ("base", "rewriter", "matcher", "unused")]
+_COMMAND = str(_PACKAGE / "cli.py")
 _MACHINERY = frozenset((*_ROOMS, _TORCH_FX, *_FILES, contextlib.__file__))
-_OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER = range(5)
+_OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER, _ENTRY = range(6)
 GENERATED = "<eval_with_key>.fxlab_"
 """How the names of files of generated code begin; a number follows."""
 trace_state = threading.local()
@@ -52,6 +53,8 @@ class _Kinds(dict[str, int]):
         folder, _, file = name.rpartition(os.sep)
         if folder == _HERE and file == "capture.py":
             kind = _BORDER
+        elif name == _COMMAND:
+            kind = _ENTRY  # who types a command calls from no line of theirs
         elif not _MACHINERY.isdisjoint((folder, name)) or name.startswith(("<frozen ", "<eval_")):
             kind = _INSIDE
         else:
@@ -66,6 +69,11 @@ _kinds = _Kinds()
 def is_users(file: str) -> bool:
     """Say whether a file is a user's: neither torch's nor of the kit's core or explorer."""
     return _kinds[file] == _OUTSIDE
+
+
+def is_torchs(file: str) -> bool:
+    """Say whether a file is one of torch's own, other than torch.fx's."""
+    return _kinds[file] == _TORCHS
 
 
 def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[Frame, ...]:
@@ -103,6 +111,8 @@ def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[
             frames += node.meta.get("source", ()) if node is not None else ()
             if len(frames) >= limit:
                 break
+        elif kind == 5:
+            break
         frame = frame.f_back
     return tuple(frames[:limit])
 

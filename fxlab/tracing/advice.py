@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import operator
 import traceback
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from fxlab.core import errors
 from fxlab.core.capture import watchers
 from fxlab.core.errors import TraceError, TraceTypeError
 from fxlab.core.node import Node
+from fxlab.core.patches import find_proxy
 from fxlab.core.proxy import advisers, asks_shape
 from fxlab.core.tracer import Tracer
 
@@ -58,17 +60,44 @@ def watch(tracer: Tracer) -> Iterator[None]:
         )
     try:
         yield
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if isinstance(error, errors.FxlabError) or "Proxy" not in str(error):
+    except Exception as error:
+        if isinstance(error, errors.FxlabError):
             raise
-        frames = [
-            (frame.f_code.co_filename, line, frame.f_code.co_name)
-            for frame, line in traceback.walk_tb(error.__traceback__)
-        ]
-        where = [frame for frame in reversed(frames) if errors.is_users(frame[0])][:4]
-        raise TraceTypeError(
-            f"what was called here wants a value and got a Proxy: {error}", where=where, hint=LEAF
+        where, inside = _places(error)
+        proxy = find_proxy(*[value for frame in inside for value in frame.f_locals.values()])
+        if proxy is None and "Proxy" not in str(error):
+            raise
+        kind = next((k for k in _KINDS if isinstance(error, k.__bases__[-1])), TraceTypeError)
+        name = inside[-1].f_code.co_name if inside else ""
+        by = f" ({type(error).__name__} in torch's {name})" if inside else ""
+        hints = [LEAF] if proxy is None else ways_out(proxy.node, tracer, "")
+        raise kind(
+            f"what was called here wants a value and got a Proxy: {error}{by}",
+            where=where or None,
+            hint=hints,
         ) from error
+
+
+_KINDS = (
+    errors.TraceNotImplementedError,
+    errors.TraceIndexError,
+    errors.TraceAttributeError,
+    errors.TraceRuntimeError,
+)
+
+
+def _places(error: Exception) -> tuple[list[errors.Frame], list[types.FrameType]]:
+    """Return the user's lines that led to an error, innermost first, and torch's below them."""
+    where: list[errors.Frame] = []
+    inside: list[types.FrameType] = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if errors.is_users(file):
+            where.insert(0, (file, line, frame.f_code.co_name))
+            inside = []
+        elif errors.is_torchs(file):
+            inside.append(frame)
+    return where[:4], inside
 
 
 def ways_out(node: Node, tracer: Any, what: str) -> list[str]:
@@ -77,7 +106,8 @@ def ways_out(node: Node, tracer: Any, what: str) -> list[str]:
     Args:
         node: what was asked.
         tracer: the one that traces.
-        what: the name of the protocol: "bool", "iter", "len", "int", ...
+        what: the name of the protocol: "bool", "iter", "len", "int", ...; or "" for an error
+            of torch's own.
     """
     ancestors, todo = {node: None}, [node]
     while todo and len(ancestors) < 200:
@@ -88,12 +118,22 @@ def ways_out(node: Node, tracer: Any, what: str) -> list[str]:
     inputs = [n for n in ancestors if n.op == "placeholder"]
     shaped = any(map(asks_shape, ancestors))
     hints = []
-    if shaped and not tracer._examples:
+    kind = type(tracer.root)
+    if kind is not torch.nn.Module and Tracer.is_leaf_type(kind):
+        hints.append(
+            f"a {kind.__name__} of torch's is recorded as one call where it is part of a model: "
+            "symbolic_trace(torch.nn.Sequential(module))"
+        )
+    if shaped and tracer._examples is None:
         hints.append(
             "give the tracer example inputs, which make ranks and sizes known: "
             "symbolic_trace(model, example_inputs=(x,))"
         )
-    if inputs and all(n.op == "placeholder" or n.target in _COMPARISONS for n in ancestors):
+    if (
+        what
+        and inputs
+        and all(n.op == "placeholder" or n.target in _COMPARISONS for n in ancestors)
+    ):
         hints.append(
             f"if {inputs[0].name} is a setting and no tensor, fix its value: "
             f"symbolic_trace(model, concrete_args={{{str(inputs[0].target)!r}: ...}})"

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fxlab.core import patches
@@ -40,8 +40,15 @@ def answer(tracer: TracerBase, proxy: Proxy, what: str) -> Any:
         what: for the TraceWarning that says what was fixed.
     """
     value, why = known(tracer, proxy.node)
+    if what != "its length" and isinstance(value, torch.Tensor):
+        if isinstance(value, FakeTensor):  # it knows its value only if the program wrote it down
+            value = UNKNOWN if value.constant is None else value.constant
+        elif value.is_meta:
+            value = UNKNOWN
     if value is not UNKNOWN and why and (what != "its length" or why == STATE):
-        tracer.warn("fixed", f"{what} of {proxy} was fixed to {value!r:.60}, known from {why}")
+        with untraced():  # a tensor's text is made by operations
+            text = f"{value!r:.60}"
+        tracer.warn("fixed", f"{what} of {proxy} was fixed to {text}, known from {why}")
     return value
 
 
@@ -50,9 +57,8 @@ def known(tracer: TracerBase, node: Node) -> tuple[Any, str]:
     table: dict[Any, Any] = tracer._notes.setdefault("known", {})
     if tracer._examples is not None and _EXAMPLES not in table:
         table[_EXAMPLES] = _as_fake(tracer)
-    mode, _ = table.get(_EXAMPLES, (contextlib.nullcontext(), {}))
     todo = [node]
-    with untraced(), torch.no_grad(), torch.random.fork_rng(devices=[]), mode:
+    with untraced(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         while todo:
             current = todo[-1]
             missing = [n for n in current.all_input_nodes if n not in table]
@@ -112,9 +118,13 @@ def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[An
         args = map_arg(node.args, lambda n: table[n][0])
         kwargs = map_arg(node.kwargs, lambda n: table[n][0])
         if op == "call_method":
-            return getattr(args[0], str(target))(*args[1:], **kwargs), why
-        function: Any = target if op == "call_function" else lookup(tracer.root, str(target))
-        return function(*args, **kwargs), why
+            function: Any = getattr(args[0], str(target))
+            args = args[1:]
+        else:
+            function = target if op == "call_function" else lookup(tracer.root, str(target))
+        # What comes from parameters and buffers alone has a value, not only a shape.
+        with table[_EXAMPLES][0] if why == EXAMPLE else contextlib.nullcontext():
+            return function(*args, **kwargs), why
     except Exception:  # the caller says that it is not known
         return UNKNOWN, ""
 
