@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import sys
 
@@ -280,3 +281,45 @@ def test_state_is_put_back_after_an_error_too():
         assert model.n == 1
         raise ZeroDivisionError
     assert model.n == 0 and model.m == 0 and x.max() == 1
+
+
+def forgets_eps(gm):
+    for module in gm.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 0.0
+    fuse_conv_bn(gm)
+
+
+def test_the_manager_tells_a_forgotten_eps_from_rounding():
+    gm = fxlab.symbolic_trace(randomize_batch_norms(fxlab.models.resnet18()).eval())
+    x = torch.randn(1, 3, 32, 32)
+    assert PassManager([fuse_conv_bn], inputs=(x,))(gm).modified
+    with pytest.raises(PassError, match="forgets_eps"):
+        PassManager([forgets_eps], inputs=(x,))(gm)
+
+
+def ends_in(method):
+    def ends(gm):
+        output = gm.graph.output_node()
+        with gm.graph.inserting_before(output):
+            output.args = (gm.graph.call_method(method, (output.args[0],)),)
+
+    return ends
+
+
+@pytest.mark.parametrize(("method", "type_"), [("double", "f64"), ("half", "f16")])
+def test_the_manager_refuses_another_dtype_unless_the_pass_promises_a_ratio(method, type_):
+    gm, x = fxlab.symbolic_trace(lambda x: torch.relu(x)), torch.ones(3)
+    with pytest.raises(PassError, match=rf"it returns {type_}\[3\] where f32\[3\] was returned"):
+        PassManager([ends_in(method)], inputs=(x,))(gm)
+    assert PassManager([as_pass(min_sqnr_db=20.0)(ends_in(method))], inputs=(x,))(gm).modified
+
+
+def test_the_manager_refuses_integers_for_floats_of_the_same_values():
+    def product(gm):
+        node = next(n for n in gm.graph.nodes if n.op == "call_function")
+        node.target, node.args = operator.mul, (node.args[0], node.args[0])
+
+    gm = fxlab.symbolic_trace(lambda x: x**2.0)
+    with pytest.raises(PassError, match=r"it returns i64\[3\] where f32\[3\] was returned"):
+        PassManager([product], inputs=(torch.arange(3),))(gm)

@@ -8,6 +8,7 @@ import gc
 import io
 import json
 import linecache
+import operator
 import random
 import re
 import subprocess
@@ -33,6 +34,7 @@ from fxlab.explorer.run import thumbnail
 from fxlab.explorer.sameness import private_copy
 from fxlab.explorer.timeline import Timeline
 from fxlab.models import resnet18, resnet50
+from fxlab.models.small import randomize_batch_norms
 from fxlab.passes import as_pass, fuse_conv_bn
 from fxlab.passes.fuse import fold_conv_bn
 from fxlab.passes.matcher import SubgraphMatcher
@@ -213,7 +215,7 @@ def test_a_fold_is_rounding_and_a_wrong_edit_is_different_at_its_node():
     verdict = timeline.passes[0].same_output
     assert verdict["verdict"] == "rounding"
     share = re.fullmatch(
-        r"rounding: (\S+) of the largest value where 1e-3 is allowed", verdict["text"]
+        r"rounding: (\S+) of the largest value where 1e-5 is allowed", verdict["text"]
     )
     assert float(share[1]) < 1e-5
     assert 0 < verdict["error"] <= verdict["allowed"]
@@ -1236,3 +1238,83 @@ def test_the_check_in_float64_makes_no_second_model_and_leaves_every_parameter()
         assert torch.equal(one, before[name][1])
     assert gm.other.weight is gm.one.weight
     assert all(one.dtype is torch.float32 for one in gm.lstm._flat_weights)
+
+
+def forgets_eps(gm):
+    for module in gm.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 0.0
+    fuse_conv_bn(gm)
+
+
+def off_by_a_thousandth(gm):
+    fuse_conv_bn(gm)
+    last = [name for name, one in gm.named_modules() if isinstance(one, nn.Conv2d)][-1]
+    weight = gm.get_submodule(last).weight
+    gm.get_submodule(last).weight = nn.Parameter(weight.detach() * 1.0005)
+
+
+@pytest.mark.parametrize("model_class", [resnet18, resnet50])
+def test_rounding_of_a_fold_is_told_from_a_forgotten_eps_and_from_a_wrong_weight(model_class):
+    model = randomize_batch_norms(model_class()).eval()
+    x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for pass_ in (fuse_conv_bn, forgets_eps, off_by_a_thousandth):
+        gm = fxlab.symbolic_trace(copy.deepcopy(model))
+        with record(gm, inputs=(x,)) as timeline:
+            timeline.run(pass_)
+        found[pass_] = timeline.passes[0].same_output
+    assert [one["verdict"] for one in found.values()] == ["rounding", "different", "different"]
+    assert "where 1e-5 is allowed" in found[forgets_eps]["text"]
+    assert found[forgets_eps]["name"] == "conv1"
+    first, last = found[forgets_eps], found[off_by_a_thousandth]
+    assert first["error"] > first["allowed"]
+    assert last["error"] > last["allowed"]
+    convs = [n.name for n in fxlab.symbolic_trace(model).graph.nodes if "conv" in n.name]
+    assert last["name"] == convs[-1] or "downsample" in last["name"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_fold_of_half_weights_is_rounding(dtype):
+    model = Small().eval().to(dtype)
+    gm = fxlab.symbolic_trace(model)
+    with record(gm, inputs=(X.to(dtype),)) as timeline:
+        timeline.run(fuse_conv_bn)
+    assert timeline.passes[0].same_output["verdict"] == "rounding"
+
+
+def square_by_product(gm):
+    for node in list(gm.graph.nodes):
+        if node.target is operator.pow:
+            with gm.graph.inserting_after(node):
+                new = gm.graph.call_function(operator.mul, (node.args[0], node.args[0]))
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+
+
+def ends_in_double(gm):
+    output = gm.graph.output_node()
+    with gm.graph.inserting_before(output):
+        output.args = (gm.graph.call_method("double", (output.args[0],)),)
+
+
+def test_another_dtype_of_the_output_is_different_though_its_numbers_are_not():
+    integers = torch.arange(3)
+    for pass_, x, told in (
+        (square_by_product, integers, "it returns i64[3] where f32[3] was returned"),
+        (ends_in_double, integers.float(), "it returns f64[3] where f32[3] was returned"),
+    ):
+        gm = fxlab.symbolic_trace(lambda x: x**2.0)
+        with record(gm, inputs=(x,)) as timeline:
+            timeline.run(pass_)
+        verdict = timeline.passes[0].same_output
+        assert verdict["verdict"] == "different"
+        assert told in verdict["text"]
+    assert "without a partner: double" in verdict["text"]
+
+
+def test_a_pass_that_promises_a_signal_to_noise_ratio_may_return_another_dtype():
+    gm = fxlab.symbolic_trace(lambda x: x**2.0)
+    with record(gm, inputs=(torch.ones(3),)) as timeline:
+        timeline.run(as_pass(min_sqnr_db=20.0)(ends_in_double))
+    assert timeline.passes[0].same_output["verdict"] == "identical"
