@@ -670,18 +670,6 @@ def test_an_error_in_torchs_python_without_a_proxy_stays_what_it_is():
     assert type(info.value) is ValueError
 
 
-def test_a_region_that_torch_decorates_its_own_functions_with_is_not_recorded():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    def program(x):
-        with FakeTensorMode() as mode:
-            size = mode.from_tensor(torch.ones(2, 3)).sum(0).shape[0]
-        return x + size
-
-    graph = fxlab.symbolic_trace(program).graph
-    assert [node.name for node in graph.nodes] == ["x", "add", "output"]
-
-
 def test_a_region_that_decorates_a_users_function_is_recorded():
     @torch.backends.cudnn.flags(enabled=False)
     def program(x):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -102,13 +101,8 @@ def _noting(original: Callable[..., Any], note: Callable[..., None]) -> Callable
 
 def _by_user(frame: Any) -> bool:
     """Say whether a user's line, a decorator on their function or generated code did this."""
-    while frame.f_code.co_filename.endswith("contextlib.py"):  # for whom? torch decorates, too
-        code = getattr(inspect.unwrap(frame.f_locals.get("func")), "__code__", None)
-        if code is not None:
-            return is_users(code.co_filename)
-        frame = frame.f_back
     file = frame.f_code.co_filename
-    return is_users(file) or file.startswith("<eval_with_key>")
+    return is_users(file) or file.endswith("contextlib.py") or file.startswith("<eval_with_key>")
 
 
 _codes = {f: f.__code__ for f in (*_SWITCHES, *_RECORDED) if isinstance(f, types.FunctionType)}
