@@ -55,10 +55,10 @@ def answer(tracer: TracerBase, proxy: Proxy, what: str) -> Any:
 def known(tracer: TracerBase, node: Node) -> tuple[Any, str]:
     """Return the value of a Node, or UNKNOWN, and what it comes from."""
     table: dict[Any, Any] = tracer._notes.setdefault("known", {})
-    if tracer._examples is not None and _EXAMPLES not in table:
-        table[_EXAMPLES] = _as_fake(tracer)
     todo = [node]
     with untraced(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        if tracer._examples is not None and _EXAMPLES not in table:
+            table[_EXAMPLES] = _as_fake(tracer)
         while todo:
             current = todo[-1]
             missing = [n for n in current.all_input_nodes if n not in table]
