@@ -157,8 +157,9 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
             raise TraceRuntimeError(f"concrete_args has {len(values)} values",
                                      expected=f"{len(plain)}: {', '.join(plain)}")  # fmt: skip
         given = dict(zip(plain, values, strict=True))
-    codegen: Any = getattr(getattr(tracer.root, "_graph", None), "_codegen", CodeGen())
-    notes, fixed = _annotations(inner), given or codegen.open_inputs(names)
+    codegen: Any = getattr(getattr(tracer.root, "_graph", None), "_codegen", None)
+    opened = codegen.open_inputs(names) if isinstance(codegen, CodeGen) else {}
+    notes, fixed = _annotations(inner), given or opened
     unknown = [key for key in fixed if key.lstrip("*") not in names]
     if unknown:
         raise TraceRuntimeError(f"concrete_args names {unknown[0]!r}, which is no argument",

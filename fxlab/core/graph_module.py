@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
+from torch._C._dynamo import eval_frame
 
 from . import errors, state
 from .codegen import PythonCode
@@ -190,6 +191,7 @@ class GraphModule(nn.Module):
             return function
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        _ = self._edition  # so torch.compile, where it traces a call, takes note of it
         try:
             return super()._call_impl(*args, **kwargs)  # pyright: ignore - torch has no types here
         except Exception as error:
@@ -340,6 +342,14 @@ class GraphModule(nn.Module):
     def _set_replace_hook(self, f: Callable[..., Any]) -> ExitStack:
         self._change_hooks("_replace_hooks", "append", f)
         return until_left(lambda: self._change_hooks("_replace_hooks", "remove", f))
+
+
+# torch.compile is to see the generated function, whose code is one edition's of one module, and not
+# this call, which all share; and nothing of what compiles that function.
+_skip, _go_on = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+for _function, _inside in ((GraphModule._call_impl, _go_on), (_LazyForward.__get__, _skip)):
+    _strategy = eval_frame._FrameExecStrategy(_skip, _inside)
+    eval_frame.set_code_exec_strategy(_function.__code__, _strategy)
 
 
 def _as_one_edit(name: str) -> Callable[..., Any]:

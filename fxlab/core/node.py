@@ -424,6 +424,9 @@ class Node:
         self.graph._number()
         return self._key < other._key
 
+    def __le__(self, other: Node) -> bool:
+        return not other < self
+
     def __repr__(self) -> str:
         return self._repr_fn(self) if self._repr_fn else self._name
 
