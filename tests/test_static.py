@@ -213,6 +213,15 @@ def test_pictures_are_written_of_any_step(timeline, tmp_path):
         write_svg(timeline, tmp_path / "d.svg", 10_000)
 
 
+def test_one_step_is_one_step():
+    data = view(timeline_of(Bottle().eval()))
+    span = {**data["passes"][0], "first": 1, "last": 1}
+    short = {**data, "steps": data["steps"][:1], "passes": [span]}
+    for text in (text_table(short), static_html(short)):
+        assert "1 step" in text
+        assert "1 steps" not in text
+
+
 def test_the_page_loads_nothing_and_allows_one_script(data):
     page = html_page(data)
     assert not re.search(r"""(src|href)=["']?(http|//)""", page)

@@ -18,10 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxlab.explorer.drawing import Story, animated_svg, png, still_svg, strip_svg
+from fxlab.explorer.drawing import Story, animated_svg, elide, png, still_svg, strip_svg
 from fxlab.explorer.sentences import size_text
-from fxlab.explorer.static import opening, static_html
-from fxlab.explorer.view import pack, view, writable
+from fxlab.explorer.static import opening, pass_lines, static_html
+from fxlab.explorer.view import opening_step, pack, view, writable
 
 if TYPE_CHECKING:
     from fxlab.explorer.timeline import Timeline
@@ -69,8 +69,10 @@ def html_page(
     boot = (
         f"{script}\n"
         'const story = document.getElementById("story");\n'
+        'const root = document.getElementById("fxl");\n'
         'document.getElementById("static").hidden = true;\n'
-        "open(document.getElementById('fxl'), story.dataset.story, "
+        "root.replaceChildren();\n"
+        "open(root, story.dataset.story, "
         "JSON.parse(atob(story.dataset.values)))"
         ".then((viewer) => viewer.grid.focus());\n"
     )
@@ -90,10 +92,20 @@ def html_page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{name}</title>\n<style>{style}</style></head><body>\n"
-        f'{note}<div id="fxl" class="fxl"></div>\n'
+        f'{note}<div id="fxl" class="fxl">{_plain(data, name)}</div>\n'
         f'<div id="static">{static_html(data, closed=False)}</div>\n'
         f'<div id="story" hidden data-story="{packed}" data-values="{given}"></div>\n'
         f'<script type="module">{boot}</script></body></html>\n'
+    )
+
+
+def _plain(data: dict[str, Any], name: str) -> str:
+    """What stands where the viewer will, for a reader who runs no JavaScript."""
+    lines = (html.escape(writable(elide(line, 300))) for line in pass_lines(data))
+    listed = "".join(f"<li>{line}</li>" for line in lines)
+    return (
+        f'<div style="padding:0 12px"><h1>{name}</h1><ul>{listed}</ul>'
+        "<p>This page needs JavaScript to step; a picture and the steps follow below.</p></div>"
     )
 
 
@@ -114,7 +126,8 @@ def write_html(
         path: Where to.
         share: "public" leaves out what a run computed (values and their statistics) and says so on
             the page; paths are relative and free of user names in either case.
-        values: What the page opens with: `step`, `selection`, `wall`, `predict`.
+        values: What the page opens with: `step` (by default `view.opening_step(timeline)`),
+            `selection`, `wall`, `predict`.
 
     Returns:
         The path that was written.
@@ -131,6 +144,8 @@ def write_html(
     data = {**view(timeline), "pictures": pictures(timeline)}
     if share == "public":
         data = without_values(data)
+    if values.get("step") is None:
+        values["step"] = opening_step(timeline)
     out = Path(path)
     notice = PUBLIC if share else ""
     out.write_text(html_page(data, values=values, notice=notice), encoding="utf-8")

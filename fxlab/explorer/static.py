@@ -12,6 +12,7 @@ import html
 from typing import Any
 
 from fxlab.explorer.drawing import LEGEND, Story, elide, still_svg
+from fxlab.explorer.sentences import plural
 from fxlab.explorer.view import writable
 
 LIMIT = 24_000
@@ -82,7 +83,7 @@ def static_html(data: dict[str, Any], step: int | None = None, closed: bool = Tr
     title = _safe(elide(data["title"] or "program", 80))
     return (
         f'<details class="fxlab-static"><summary>static copy: {title}, '
-        f"{len(data['steps'])} steps</summary>{body}</details>"
+        f"{plural(len(data['steps']), 'step')}</summary>{body}</details>"
     )
 
 
@@ -126,7 +127,7 @@ def _table(data: dict[str, Any], span: dict[str, Any], room: int) -> str:
         facts += f"; and {len(span['kept']) - 3} more notes"
     sentence = f"<p>{_safe(elide(span['sentence'], 300))}</p>" if span["quiet"] else ""
     head = (
-        f"<details><summary><b>{_safe(elide(span['name'], 80))}</b>: {count} steps</summary>"
+        f"<details><summary><b>{_safe(elide(span['name'], 80))}</b>: {plural(count, 'step')}</summary>"
         f"{sentence}<p>{_safe(elide(facts, 500))}</p>"
     )
     rows: list[str] = []
@@ -145,7 +146,9 @@ def _table(data: dict[str, Any], span: dict[str, Any], room: int) -> str:
         rows.append(row)
     end = ""
     if len(rows) < count:
-        end = f"<p>{count - len(rows)} more steps: {html.escape(EXPORT)} has them all.</p>"
+        end = (
+            f"<p>{plural(count - len(rows), 'more step')}: {html.escape(EXPORT)} has them all.</p>"
+        )
     table = ""
     if rows:
         heads = "".join(f"<th {LEFT}>{name}</th>" for name in ("code", "what it does", "where"))
@@ -162,6 +165,16 @@ def _flat(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def pass_lines(data: dict[str, Any]) -> list[str]:
+    """A line for each pass: its name, how many steps, what it did to the program."""
+    out = []
+    for span in data["passes"]:
+        count = plural(max(0, span["last"] - span["first"] + 1), "step")
+        said = f"{_flat(elide(span['name'], 80))}: {count}. {'; '.join(span['strip'])}"
+        out.append(_flat(elide(span["sentence"], 160)) if span["quiet"] else said)
+    return out
+
+
 def text_table(data: dict[str, Any], limit: int = 40) -> str:
     """The story as text: a line for each pass, and its steps.
 
@@ -172,12 +185,10 @@ def text_table(data: dict[str, Any], limit: int = 40) -> str:
     Returns:
         Lines of text.
     """
-    out = [f"{_flat(elide(data['title'], 100))}: {len(data['steps'])} steps"]
-    for span in data["passes"]:
+    out = [f"{_flat(elide(data['title'], 100))}: {plural(len(data['steps']), 'step')}"]
+    for span, line in zip(data["passes"], pass_lines(data), strict=True):
         count = max(0, span["last"] - span["first"] + 1)
-        out.append(f"{_flat(elide(span['name'], 80))}: {count} steps. {'; '.join(span['strip'])}")
-        if span["quiet"]:
-            out[-1] = _flat(elide(span["sentence"], 160))
+        out.append(line)
         for index in range(span["first"], min(span["last"], span["first"] + limit - 1) + 1):
             step = data["steps"][index - 1]
             formed, _ = verdicts(data, index)

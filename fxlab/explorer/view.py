@@ -88,6 +88,14 @@ def view(timeline: Timeline) -> dict[str, Any]:
     return _Builder(timeline).build()
 
 
+def opening_step(timeline: Timeline) -> int:
+    """Where a story opens: at an error, else after the trace that passes follow, else at 0."""
+    if timeline.error:
+        return len(timeline)
+    first, *others = timeline.passes or [None]
+    return first.last if first is not None and first.kind == "trace" and others else 0
+
+
 def pack(data: dict[str, Any]) -> bytes:
     """The data as compact JSON, deflated (zlib); the browser inflates it itself."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=str)

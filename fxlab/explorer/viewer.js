@@ -366,7 +366,7 @@ export class Viewer {
 
   openPass(s) {
     const pass = this.data.passes[s];
-    if (!pass.quiet) this.go(this.step === pass.last ? pass.first : pass.last);
+    if (!pass.quiet) this.go(this.step === pass.first ? pass.last : pass.first);
     this.opened = pass;
     this.tell();
     this.focus();
@@ -1052,7 +1052,7 @@ export async function open(root, packed, values) {
   const data = await unpack(Uint8Array.from(atob(packed), (c) => c.charCodeAt(0))),
     kept = { notes: data.notes, ...values }, { pictures = [] } = data;
   let reply;
-  kept.step = Number(location.hash.slice(1)) || kept.step;
+  kept.step = location.hash.slice(1) || kept.step;
   return new Viewer(root, data, {
     get: (name) => kept[name],
     on: (name, run) => { if (name === "picture") reply = run; },

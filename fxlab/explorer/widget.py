@@ -21,7 +21,7 @@ from fxlab.core.errors import FxlabError
 from fxlab.explorer.page import viewer_source
 from fxlab.explorer.static import static_html, text_table
 from fxlab.explorer.timeline import Step, Timeline
-from fxlab.explorer.view import pack, view
+from fxlab.explorer.view import opening_step, pack, view
 
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 
@@ -49,14 +49,6 @@ def packed_viewer() -> tuple[str, str]:
     script, style = viewer_source()
     packed = base64.b64encode(zlib.compress(script.encode("utf-8"), 9)).decode("ascii")
     return LOADER.format(packed=packed), style
-
-
-def opening_step(timeline: Timeline) -> int:
-    """Where a story opens: at an error, else after the trace that passes follow, else at 0."""
-    if timeline.error:
-        return len(timeline)
-    first, *others = timeline.passes or [None]
-    return first.last if first is not None and first.kind == "trace" and others else 0
 
 
 class Explorer(anywidget.AnyWidget):

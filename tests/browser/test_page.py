@@ -52,10 +52,10 @@ MINUS, TIMES = "\u2212", "\u00d7"
 
 @pytest.fixture
 def show(browser, tab, tmp_path):
-    """Open a timeline's exported page with the network off; returns a handle on it."""
+    """Open a timeline's exported page, at its start, with the network off; a handle on it."""
 
     def opened(timeline, dark=False, size=(1240, 760), **values):
-        path = write_html(timeline, tmp_path / "story.html", **values)
+        path = write_html(timeline, tmp_path / "story.html", **{"step": 0, **values})
         page = tab.page
         browser.set_offline(True)
         page.set_viewport_size({"width": size[0], "height": size[1]})
@@ -108,6 +108,44 @@ def test_an_exported_page_steps_offline_by_keyboard(show, timeline):
     assert shown.step() == len(timeline)
     assert all(url.startswith(("file:", "data:")) for url in shown.requests)
     assert shown.errors == []
+
+
+def test_a_page_opens_before_the_first_edit_of_the_first_pass(show, timeline, fuse):
+    shown = show(timeline, step=None)
+    assert shown.step() == fuse.first - 1 > 0
+    assert len(shown.rows()) > 5
+    shown.press("Home")
+    shown.page.reload()
+    shown.page.wait_for_selector(".fxl[data-ready]")
+    assert shown.step() == 0  # the address keeps the start too
+
+
+def test_a_chip_goes_to_the_first_step_of_its_pass_and_then_to_its_last(show, timeline, fuse):
+    shown = show(timeline)
+    chip = shown.page.locator(".f-chip").filter(has_text="fuse_conv_bn")
+    for step in (fuse.first, fuse.last, fuse.first):
+        chip.click()
+        assert shown.step() == step
+
+
+def test_without_javascript_a_page_has_its_title_its_passes_and_says_what_it_needs(
+    browser, tab, timeline, fuse, tmp_path
+):
+    path = write_html(timeline, tmp_path / "story.html")
+    context = tab.page.context.browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    told = page.locator("#fxl").inner_text()
+    assert page.locator("#fxl h1").inner_text() == timeline.title
+    assert all(span.name in told for span in timeline.passes)
+    assert "needs JavaScript to step" in told
+    assert page.locator("#static img").is_visible()
+    box = page.locator("#fxl h1").bounding_box()
+    assert box["y"] < 200 and box["height"] > 10
+    context.close()
+    tab.page.goto(path.as_uri())
+    tab.page.wait_for_selector(".fxl[data-ready]")
+    assert tab.page.locator("#fxl h1").count() == 0
 
 
 def test_the_page_and_the_static_drawing_show_the_same_facts(show, timeline, fuse):
