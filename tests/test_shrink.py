@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import fxlab
+from fxlab.explorer.shrink import shrink
 from fxlab.models import resnet18
+from fxlab.passes import fuse_conv_bn
 
 
 def drops_downsample_norm(gm):
@@ -127,3 +129,33 @@ def test_two_values_that_meet_further_down_are_returned_side_by_side():
     computed = [node.name for node in found.gm.graph.nodes if node.op == "call_method"]
     assert found.after == 2
     assert computed == ["amax", "amax_1"]
+
+
+def test_a_forgotten_eps_and_another_dtype_are_found_as_a_recording_finds_them():
+    def forgets_eps(gm):
+        for module in gm.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = 0.0
+        fuse_conv_bn(gm)
+
+    def ends_in_double(gm):
+        output = gm.graph.output_node()
+        with gm.graph.inserting_before(output):
+            output.args = (gm.graph.call_method("double", (output.args[0],)),)
+
+    torch.manual_seed(0)
+    layers = []
+    for _ in range(4):
+        layers += [nn.Conv2d(3, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU()]
+    model = nn.Sequential(*layers).eval()
+    with torch.no_grad():
+        for module in model[1::3]:
+            module.running_var.fill_(0.1)
+    gm = fxlab.symbolic_trace(model)
+    x = torch.randn(1, 3, 16, 16)
+    found = shrink(gm, forgets_eps, inputs=(x,))
+    assert found.after <= 2
+    assert "where 1e-5 is allowed" in found.failure
+    assert "it returns f64" in shrink(gm, ends_in_double, inputs=(x,)).failure
+    with pytest.raises(fxlab.ExerciseError):
+        shrink(gm, fuse_conv_bn, inputs=(x,))

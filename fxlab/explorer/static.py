@@ -127,7 +127,8 @@ def _table(data: dict[str, Any], span: dict[str, Any], room: int) -> str:
         facts += f"; and {len(span['kept']) - 3} more notes"
     sentence = f"<p>{_safe(elide(span['sentence'], 300))}</p>" if span["quiet"] else ""
     head = (
-        f"<details><summary><b>{_safe(elide(span['name'], 80))}</b>: {plural(count, 'step')}</summary>"
+        f"<details><summary><b>{_safe(elide(span['name'], 80))}</b>: "
+        f"{plural(count, 'step')}</summary>"
         f"{sentence}<p>{_safe(elide(facts, 500))}</p>"
     )
     rows: list[str] = []
