@@ -3,7 +3,8 @@
 `from torch.fx.graph_module import GraphModule` has its counterpart `from fxlab.graph_module import
 GraphModule`. Such a path is a module without a file: it stands in `sys.modules` under its name and
 looks a name up in the real modules when somebody asks. There is no import hook, and nothing is
-imported before it is used. The paper's appendix has no paths; these are torch.fx's.
+imported before it is used. Names that know nothing of a graph (schemas of operators, tensor types)
+are torch.fx's own. The paper's appendix has no paths; these are torch.fx's.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ import types
 from typing import Any
 
 _PATHS: dict[str, tuple[str, str]] = {
-    # path below fxlab: (the modules that hold the names, torch.fx's public names)
+    # path below fxlab: (the modules that hold the names, torch.fx's public names); a module is one
+    # of fxlab's, but for those that begin with torch
     "node": ("core.node core.purity", "Node map_arg map_aggregate has_side_effect"),
     "graph": ("core.graph core.codegen", "PythonCode CodeGen Graph"),
     "graph_module": ("core.graph_module", "GraphModule"),
     "proxy": ("core.proxy core.tracer core.errors", "TracerBase GraphAppendingTracer TraceError "
-              "Proxy Attribute ParameterProxy Scope ScopeContextManager"),
+              "Proxy Attribute ParameterProxy Scope"),
     "_symbolic_trace": ("tracing core.tracer core.proxy core.errors", "PHBase PHWithMeta PH "
-                        "Tracer wrap symbolic_trace ProxyableClassMeta is_fx_tracing is_fx_symbolic_tracing"),
+                        "Tracer wrap symbolic_trace ProxyableClassMeta is_fx_tracing "
+                        "is_fx_symbolic_tracing"),
     "interpreter": ("core.interpreter", "Interpreter Transformer"),
     "subgraph_rewriter": ("passes.rewriter", "Match replace_pattern replace_pattern_with_filters "
                           "ReplacedPatterns"),
     "immutable_collections": ("core.node", "immutable_list immutable_dict"),
+    "annotate": ("torch.fx.annotate", "annotate"),
+    "operator_schemas": ("torch.fx.operator_schemas", "ArgsKwargsPair check_for_mutable_operation "
+                         "get_signature_for_torch_op create_type_hint type_matches "
+                         "normalize_function normalize_module"),
+    "tensor_type": ("torch.fx.tensor_type", "Dyn TensorType is_consistent is_more_precise"),
     "passes.pass_manager": ("passes.manager passes.base", "PassManager"),
     "passes.infra": ("", "pass_base pass_manager partitioner"),
     "passes.infra.pass_base": ("passes.base", "PassBase PassResult"),
@@ -52,9 +60,10 @@ class _Alias(types.ModuleType):
             if name in names.split() and not homes:
                 return sys.modules[f"{self.__name__}.{name}"]
             for home in homes.split():
-                if importlib.util.find_spec(f"{package}.{home}") is None:
+                real = home if home.startswith("torch.") else f"{package}.{home}"
+                if importlib.util.find_spec(real) is None:
                     continue
-                value = getattr(importlib.import_module(f"{package}.{home}"), name, self)
+                value = getattr(importlib.import_module(real), name, self)
                 if value is not self:
                     return value
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -11,10 +11,8 @@ error), 2 for a wrong command line. What takes long says on standard error what 
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fxlab.core.errors import FxlabError
+from fxlab.naming import CommandError, can_take, example_input, load, takes_a_module_alone
 from fxlab.surroundings import PACKAGES, Finding, surroundings, version_of
 
 START = Path("notebooks") / "00_start.ipynb"
@@ -36,10 +35,6 @@ _TEACH = {
     "grade": "grade a folder of submissions",
     "new-exercise": "start an exercise of your own",
 }
-
-
-class CommandError(Exception):
-    """What the command line named is not there, or is not what it should be."""
 
 
 def _plain(text: str) -> str:
@@ -110,99 +105,15 @@ def lab(args: argparse.Namespace) -> int:
     return start(options) or 0
 
 
-def load(name: str, home: str) -> Any:
-    """Find what a word of the command line names.
-
-    Args:
-        name: A name in ``home``; or ``file.py:name``; or ``package.module:name``.
-        home: The module of the kit whose own names need no prefix.
-
-    Returns:
-        The object. A file is imported under its own name, with its folder on the path, as if it
-        had been run.
-
-    Raises:
-        CommandError: If there is no such file, module or name.
-
-    Example:
-        >>> load("MLP", "fxlab.models").__name__
-        'MLP'
-    """
-    place, _, attribute = name.rpartition(":")
-    if not place:
-        module = importlib.import_module(home)
-        known = [word for word in module.__all__ if _is_nameable(getattr(module, word))]
-        if attribute not in known:
-            close = difflib.get_close_matches(attribute, known, 1)
-            raise CommandError(
-                f"{home} has no {attribute}{f' (is it {close[0]}?)' if close else ''}: "
-                "give file.py:name, package.module:name or one of " + ", ".join(sorted(known))
-            )
-        return getattr(module, attribute)
-    if place.endswith(".py"):
-        module = _import_file(Path(place))
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise CommandError(f"can't import {place}: {error}") from error
-    if not hasattr(module, attribute):
-        raise CommandError(f"{place} has no {attribute}")
-    return getattr(module, attribute)
-
-
-def _is_nameable(value: Any) -> bool:
-    """Tell models and functions from the other public names of the kit's modules."""
-    from torch import nn
-
-    return inspect.isfunction(value) or (isinstance(value, type) and issubclass(value, nn.Module))
-
-
-def _import_file(path: Path) -> Any:
-    if not path.is_file():
-        raise CommandError(f"there is no file {path}")
-    sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_DTYPES = {
-    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64",
-    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "bool",
-}  # fmt: skip
-
-
-def example_input(text: str) -> Any:
-    """Make a tensor as ``f32[1, 3, 224, 224]`` describes it.
-
-    Args:
-        text: One of f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool, and the sizes in brackets.
-
-    Returns:
-        Normal random numbers, or zeros and ones for a dtype without fractions; the same each time.
-
-    Raises:
-        CommandError: If the text is not of that form.
-
-    Example:
-        >>> example_input("i64[2, 3]").dtype, example_input("f32[4]").shape
-        (torch.int64, torch.Size([4]))
-    """
-    import torch
-
-    match = re.fullmatch(r"(\w+)\[([\d\s,]*)\]", text.strip())
-    if match is None or match[1] not in _DTYPES:
-        raise CommandError(f'an input is written like "f32[1, 3, 224, 224]", not "{text}"')
-    sizes = [int(size) for size in match[2].split(",") if size.strip()]
-    dtype = getattr(torch, _DTYPES[match[1]])
-    chance = torch.Generator().manual_seed(0)
-    if dtype.is_floating_point:
-        return torch.randn(sizes, generator=chance).to(dtype)
-    return torch.randint(0, 2, sizes, generator=chance).to(dtype)
+def _pass(name: str) -> Any:
+    """Find a pass that the command line names."""
+    found = load(name, "fxlab.passes")
+    kit = ":" not in name
+    if not (takes_a_module_alone(found) if kit else callable(found) and can_take(found, None)):
+        raise CommandError(
+            f"{name} is no function that takes a module alone: write one, pass_(gm), that calls it"
+        )
+    return found
 
 
 def _model(args: argparse.Namespace) -> Any:
@@ -212,6 +123,10 @@ def _model(args: argparse.Namespace) -> Any:
     found = load(args.model, "fxlab.models")
     kit = ":" not in args.model
     if kit or args.call or isinstance(found, type):
+        if callable(found) and not can_take(found):
+            raise CommandError(
+                f"{args.model} needs arguments: write a function that returns it, and --call that"
+            )
         found = found()
     if isinstance(found, nn.Module):
         found.train(args.train)
@@ -242,7 +157,7 @@ def show(args: argparse.Namespace) -> int:
     from fxlab.explorer.static import text_table
     from fxlab.explorer.view import view
 
-    passes = [load(name, "fxlab.passes") for name in args.passes]
+    passes = [_pass(name) for name in args.passes]
     inputs = tuple(example_input(text) for text in args.input) or None
     if args.check and inputs is None:
         raise CommandError('--check compares outputs: it needs --input, like "f32[1, 3, 224, 224]"')
@@ -259,19 +174,26 @@ def show(args: argparse.Namespace) -> int:
         if path is not None:
             write(path)
             _say(f"wrote {path}")
-    print(_plain(text_table(view(timeline), limit=args.steps)))
-    if timeline.failure is not None:
-        _say(f"stopped: {timeline.failure}")
+    # The last step says in one line what stopped it; the rest is for the error stream.
+    print(_plain(text_table({**view(timeline), "error": ""}, limit=args.steps)))
+    failure = timeline.failure
+    if failure is not None:
+        taught = isinstance(failure, FxlabError)
+        _say(f"stopped: {'' if taught else f'{type(failure).__name__}: '}{failure}")
         return 1
-    changed = [
-        span.name
-        for span in timeline.passes
-        if span.lint or (span.same_output or {}).get("verdict") in ("different", "refused")
-    ]
-    if args.check and changed:
-        _say(f"not the same output, or not well formed: {', '.join(changed)}")
-        return 1
-    return 0
+    return _checked(timeline.passes) if args.check else 0
+
+
+def _checked(spans: Sequence[Any]) -> int:
+    """Say which passes broke something; a program that can't run says nothing about a pass."""
+    verdicts = [(span, span.same_output or {}) for span in spans]
+    broke = [s.name for s, found in verdicts if s.lint or found.get("verdict") == "different"]
+    refused = [found["text"] for _, found in verdicts if found.get("verdict") == "refused"]
+    if broke:
+        _say(f"not the same output, or not well formed: {', '.join(broke)}")
+    if refused:
+        _say(refused[0])
+    return int(bool(broke or refused))
 
 
 def draw(args: argparse.Namespace) -> int:
@@ -301,8 +223,14 @@ def paper(args: argparse.Namespace) -> int:
     from fxlab import evidence
 
     failed: list[str] = []
+    exhibits = _exhibits(args.only)
+    wanted = {name for exhibit in exhibits for name in (exhibit.title, exhibit.evidence)}
+
+    def chosen(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+        return [row for row in rows if args.only is None or row["exhibit"] in wanted]
+
     if args.run_again:
-        found, failed = _measure_again(args)
+        found, failed = _measure_again(args, sorted({one.notebook for one in exhibits}))
     else:
         found = [evidence.load(path) for path in args.compare or ()] or [evidence.saved()]
         if len(found) == 1 and args.compare:
@@ -310,32 +238,32 @@ def paper(args: argparse.Namespace) -> int:
         if len(found) == 2:
             one, other = ("saved", *(path.stem for path in args.compare))[-2:]
             names = (f"1 {one}", f"2 {other}")
-            return _print_rows(evidence.comparison(found[0], found[1], names), args)
+            return _print_rows(chosen(evidence.comparison(found[0], found[1], names)), args)
         (found,) = found
-    rows = evidence.overview(found)
-    if args.only:
-        rows = [row for row in rows if row["here"] != "not run"]
-    code = _print_rows(rows, args)
+    code = _print_rows(chosen(evidence.overview(found)), args)
     for line in failed:
         _say(line)
     return 1 if failed else code
 
 
-def _measure_again(args: argparse.Namespace) -> tuple[list[Any], list[str]]:
-    """Run the lectures of the paper's exhibits and write what they find."""
-    from fxlab import evidence
+def _exhibits(only: str | None) -> list[Any]:
+    """Return the exhibits of the lecture that has one of them, or all."""
     from fxlab.paper import EXHIBITS
+
+    homes = {e.notebook for e in EXHIBITS if only in (None, e.title, e.evidence)}
+    if not homes:
+        titles = ", ".join(exhibit.title for exhibit in EXHIBITS)
+        raise CommandError(f"the paper has no {only}: give one of {titles}")
+    return [exhibit for exhibit in EXHIBITS if exhibit.notebook in homes]
+
+
+def _measure_again(args: argparse.Namespace, names: list[str]) -> tuple[list[Any], list[str]]:
+    """Run lectures and write what they find."""
+    from fxlab import evidence
 
     start = start_notebook()
     if start is None:
         raise CommandError("the lectures are not here: clone the project to run them")
-    names = sorted({exhibit.notebook for exhibit in EXHIBITS})
-    if args.only:
-        known = [e.notebook for e in EXHIBITS if e.title == args.only or e.evidence == args.only]
-        if not known:
-            titles = ", ".join(exhibit.title for exhibit in EXHIBITS)
-            raise CommandError(f"the paper has no {args.only}: give one of {titles}")
-        names = known[:1]
     lectures = [start.parent / f"{name}.ipynb" for name in names]
     found, failed = evidence.run(lectures, paper_size=args.paper_size, progress=_say)
     if args.out is not None:
@@ -503,7 +431,9 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     command.add_argument(
         "--paper-size", action="store_true", help="with --run: the paper's sizes and repeats"
     )
-    command.add_argument("--only", metavar="EXHIBIT", help='with --run: one, like "Figure 7"')
+    command.add_argument(
+        "--only", metavar="EXHIBIT", help='its lecture\'s exhibits alone, as for "Figure 7"'
+    )
     command.add_argument(
         "--out", type=Path, metavar="FILE",
         help="with --run: write all samples and the machine's description as JSON",

@@ -241,17 +241,23 @@ def counts(
 
 
 def summary(rows: Iterable[Measured]) -> str:
-    """Say in one line what was found here: the paper's method, then the best beyond it."""
+    """Say in one line what was found here: the paper's method, then the range of each other."""
     rows = list(rows)
     texts = _grouped((row.label, _text(row)) for row in rows if row.method == PAPERS_METHOD)
-    beyond = [
-        (row.here.value, f"{row.method} {_text(row)} ({row.label})")
-        for row in rows
-        if row.method != PAPERS_METHOD and isinstance(row.here, Ratio)
-    ]
+    beyond: dict[str, list[Measured]] = {}
+    for row in rows:
+        if row.method != PAPERS_METHOD and isinstance(row.here, Ratio):
+            beyond.setdefault(row.method, []).append(row)
     if beyond:
-        texts.append(f"beyond the paper at most: {max(beyond)[1]}")
+        texts.append(f"beyond the paper: {', '.join(map(_range, beyond.values()))}")
     return "; ".join(texts)
+
+
+def _range(rows: Sequence[Measured]) -> str:
+    """Say the lowest and the highest ratio of one method: the best alone would be a selection."""
+    ends = (min(rows, key=lambda row: row.here), max(rows, key=lambda row: row.here))  # type: ignore
+    said = " to ".join(dict.fromkeys(f"{_text(row)} ({row.label})" for row in ends))
+    return f"{rows[0].method} {said}"
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:

@@ -128,9 +128,11 @@ Made by `python -m tests.reference` from `tests/differences.py`, which the tests
 import fxlab as fx  # instead of: import torch.fx as fx
 ```
 
-Every public name of `torch.fx` is here with the same meaning, and so are its module paths
-(`fxlab.graph`, `fxlab.passes.shape_prop`, `fxlab.passes.infra.pass_base`, ...).
-`torch.fx.experimental` is not.
+Every public name of `torch.fx` is here with the same meaning, and so are the paths of its modules
+(`fxlab.graph`, `fxlab.operator_schemas`, ...). Not here: `torch.fx.experimental`, and
+`torch.fx.traceback` and `torch.fx.config`, which hold notes and switches of torch's own tracers.
+Of `torch.fx.passes` there are `shape_prop`, `pass_manager`, `operator_support`, `split_module`,
+`infra` and `utils.matcher_utils`.
 
 ## What to do with what you have
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fxlab import cli
+from fxlab import cli, evidence
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,6 +102,28 @@ def branch(x):
     return x if x.sum() > 0 else -x
 
 
+class NeedsArgs(Net):
+    def __init__(self, width):
+        super().__init__()
+
+
+def with_a_constant(x):
+    return torch.relu(x) @ torch.ones(5, 3)
+
+
+def same(gm):
+    return gm
+
+
+def erases_all(gm):
+    for node in list(gm.graph.nodes):
+        gm.graph.erase_node(node)
+
+
+def oops(gm):
+    raise KeyError("oops")
+
+
 def to_tanh(gm):
     for node in gm.graph.nodes:
         if node.target is torch.relu:
@@ -155,6 +177,68 @@ def test_show_of_what_cannot_be_traced_tells_the_steps_before_and_the_error(mode
     assert "torch.where" in said.err
 
 
+def test_what_needs_arguments_is_told_in_one_line(model, capsys):
+    for name in ("randomize_batch_norms", "ResNet", f"{model}:NeedsArgs"):
+        assert cli.main(["show", name]) == 1
+        said = f"{name} needs arguments: write a function that returns it, and --call that"
+        assert capsys.readouterr().err == f"fxlab show: {said}\n"
+
+
+def listed(*words, capsys):
+    assert cli.main(["show", *words]) == 1
+    return set(capsys.readouterr().err.rpartition("one of ")[2].strip().split(", "))
+
+
+def test_a_list_of_models_has_no_helper_and_a_list_of_passes_no_other_function(capsys):
+    models = listed("nope", capsys=capsys)
+    assert {"resnet50", "MLP"} <= models
+    assert not {"randomize_batch_norms", "ResNet"} & models
+    passes = listed("MLP", "--pass", "nope", capsys=capsys)
+    assert {"amp", "cse", "dce", "fuse_conv_bn"} <= passes
+    others = {"report", "compare", "cost", "replace_pattern", "split_module", "chain", "as_pass"}
+    assert not others & passes
+
+
+def test_a_function_of_the_kit_that_is_no_pass_is_not_run_as_one(capsys):
+    assert cli.main(["show", "MLP", "--pass", "cost"]) == 1
+    said = capsys.readouterr()
+    assert "cost is no function that takes a module alone" in said.err
+    assert not said.out
+
+
+@pytest.mark.parametrize("name", ["erases_all", "oops"])
+def test_what_stopped_a_pass_is_told_in_full_once_and_without_the_commands_own_lines(
+    name, model, capsys
+):
+    assert cli.main(["show", f"{model}:double", "--pass", f"{model}:{name}"]) == 1
+    said = capsys.readouterr()
+    assert "stops: " in said.out.splitlines()[-1]
+    assert "at node" not in said.out
+    assert said.err.count("stopped: ") == 1
+    assert ("at node" in said.err) == (name == "erases_all")
+    assert "cli.py" not in said.out + said.err
+    assert ("KeyError" in said.err) == (name == "oops")
+
+
+def test_a_decorated_pass_is_blamed_without_the_decorators_line(model, capsys):
+    source = Path(model)
+    source.write_text(
+        f"from fxlab.passes import as_pass\n{MODEL}\nerases_all = as_pass(erases_all)\n"
+    )
+    assert cli.main(["show", f"{model}:double", "--pass", f"{model}:erases_all"]) == 1
+    said = capsys.readouterr().err
+    assert "in erases_all:  gm.graph.erase_node(node)" in said
+    assert "base.py" not in said
+
+
+def test_show_with_check_does_not_blame_a_pass_for_inputs_that_the_program_refuses(model, capsys):
+    command = ["show", f"{model}:with_a_constant", "--pass", f"{model}:same", "--check"]
+    assert cli.main([*command, "--input", "f32[4, 7]"]) == 1
+    said = capsys.readouterr().err
+    assert "not checked: the program fails on the inputs" in said
+    assert "same" not in said.replace(f"running {model}:same", "")
+
+
 def test_draw_writes_boxes_and_arrows_with_shapes(model, tmp_path):
     pytest.importorskip("graphviz")
     command = ["draw", f"{model}:Net", "--input", "f32[1, 3, 8, 8]", "-o"]
@@ -172,6 +256,18 @@ def test_paper_lists_every_figure_and_table(capsys):
     assert "  lecture: 07_fusion" in text
     assert cli.main(["paper", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 13
+
+
+def test_paper_with_only_shows_the_exhibits_of_one_lecture_without_running_it(tmp_path, capsys):
+    assert cli.main(["paper", "--only", "Figure 7", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["exhibit"] for row in rows] == ["Figure 7", "Table C"]
+    same = tmp_path / "same.json"
+    evidence.dump(evidence.saved(), same)
+    assert cli.main(["paper", "--compare", str(same), "--only", "Table C", "--json"]) == 0
+    assert {row["exhibit"] for row in json.loads(capsys.readouterr().out)} == {"Figure 7"}
+    assert cli.main(["paper", "--only", "Figure 9"]) == 1
+    assert "the paper has no Figure 9: give one of Figure 1, " in capsys.readouterr().err
 
 
 def test_an_unknown_name_brings_the_nearest_one_and_a_sorted_list(capsys):

@@ -111,10 +111,19 @@ def test_a_method_beyond_the_paper_has_no_verdict_and_stands_apart():
     assert (beyond.method, beyond.verdict) == ("packed", "")
     assert gpu.verdict == "not comparable (nothing ran here)"
     (row,) = [r for r in evidence.overview([figure_7()]) if r["exhibit"] == "Figure 7"]
-    assert "beyond the paper at most: packed 1.25x" in row["here"]
+    assert "beyond the paper: packed 1.25x (CPU, one thread, batch 1)" in row["here"]
     assert row["verdict"] == (
         "CPU, one thread, batch 1: agrees; GPU: not comparable (nothing ran here)"
     )
+
+
+def test_a_method_beyond_the_paper_is_told_from_its_worst_ratio_to_its_best():
+    slow, fast = (
+        Measured(label, "speed-up", None, Ratio(value, value, value), method="packed")
+        for label, value in (("batch 1", 0.56), ("batch 2", 1.44))
+    )
+    said = evidence.summary([fast, slow])
+    assert said == "beyond the paper: packed 0.56x (batch 1) to 1.44x (batch 2)"
 
 
 def test_two_machines_are_compared_number_by_number():
@@ -170,7 +179,9 @@ def test_the_command_measures_one_exhibit_and_writes_it(tmp_path, monkeypatch, c
     said = capsys.readouterr()
     assert "[1/1] 01_capture: cell 1 of 1" in said.err
     assert [(row["exhibit"], row["verdict"]) for row in json.loads(said.out)] == [
-        ("Figure 1", "exact")
+        ("Figure 1", "exact"),
+        ("Table A.1", "not comparable (nothing ran here)"),
+        ("Table A.2", "not comparable (nothing ran here)"),
     ]
     assert cli.main(["paper", "--compare", "here.json", "here.json", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,9 @@ MODULES = (
     "interpreter",
     "subgraph_rewriter",
     "immutable_collections",
+    "annotate",
+    "operator_schemas",
+    "tensor_type",
     "passes.shape_prop",
     "passes.infra.pass_base",
     "passes.infra.partitioner",
@@ -57,6 +62,22 @@ def surface() -> Iterator[tuple[str, str, str]]:
                 for member in vars(value):
                     if not member.startswith("_"):
                         yield path, name, member
+
+
+def importable(path: str) -> bool:
+    try:
+        importlib.import_module(path)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def test_every_module_path_is_here_or_named_as_an_exception_in_the_guide():
+    guide = (Path(__file__).parent.parent / "notebooks/guides/coming_from_torch_fx.md").read_text()
+    paths = {m.name for m in pkgutil.iter_modules(torch.fx.__path__) if m.name[0] != "_"}
+    missing = {path for path in paths if not importable(f"fxlab.{path}")}
+    assert missing == {"config", "experimental", "traceback"}
+    assert all(f"`torch.fx.{path}`" in guide for path in missing)
 
 
 def full_name(path: str, name: str, member: str) -> str:

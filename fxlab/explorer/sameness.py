@@ -455,7 +455,8 @@ def largest(value: Any) -> float:
     found = 0.0
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.numel():
-            finite = torch.nan_to_num(leaf.detach().abs().to(torch.float64), 0.0, 0.0, 0.0)
+            size = leaf.detach() if leaf.dtype == torch.bool else leaf.detach().abs()
+            finite = torch.nan_to_num(size.to(torch.float64), 0.0, 0.0, 0.0)
             found = max(found, float(finite.max()))
     return found
 

@@ -1,0 +1,139 @@
+"""What does a word of the command line name: a model, a pass, an input?
+
+A name alone is one of the kit's own, and what is not there is told with what is; a file or a module
+before a colon makes it anybody's. Also a signature is read here, so that what needs arguments is
+told from what can be called as it is. The paper has no command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class CommandError(Exception):
+    """What the command line named is not there, or is not what it should be."""
+
+
+def load(name: str, home: str) -> Any:
+    """Find what a word of the command line names.
+
+    Args:
+        name: A name in ``home``; or ``file.py:name``; or ``package.module:name``.
+        home: The module of the kit whose own names need no prefix.
+
+    Returns:
+        The object. A file is imported under its own name, with its folder on the path, as if it
+        had been run.
+
+    Raises:
+        CommandError: If there is no such file, module or name.
+
+    Example:
+        >>> load("MLP", "fxlab.models").__name__
+        'MLP'
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        module = importlib.import_module(home)
+        fits = makes_a_model if home == "fxlab.models" else takes_a_module_alone
+        known = [word for word in module.__all__ if fits(getattr(module, word))]
+        if attribute not in module.__all__:
+            close = difflib.get_close_matches(attribute, known, 1)
+            raise CommandError(
+                f"{home} has no {attribute}{f' (is it {close[0]}?)' if close else ''}: "
+                "give file.py:name, package.module:name or one of " + ", ".join(sorted(known))
+            )
+        return getattr(module, attribute)
+    if place.endswith(".py"):
+        module = _import_file(Path(place))
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise CommandError(f"can't import {place}: {error}") from error
+    if not hasattr(module, attribute):
+        raise CommandError(f"{place} has no {attribute}")
+    return getattr(module, attribute)
+
+
+def can_take(value: Any, *arguments: Any) -> bool:
+    """Say whether something can be called so; what tells nothing of its parameters may be."""
+    try:
+        inspect.signature(value).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # written in C
+        return True
+    return True
+
+
+def makes_a_model(value: Any) -> bool:
+    """Tell the models of the kit from what helps to make one."""
+    return callable(value) and can_take(value)
+
+
+def takes_a_module_alone(value: Any) -> bool:
+    """Tell the passes of the kit, a GraphModule to a GraphModule, from its other functions."""
+    if not inspect.isfunction(value) or not can_take(value, None):
+        return False
+    signature = inspect.signature(value)
+    first, *others = signature.parameters.values()
+    return (
+        "Module" in str(first.annotation)
+        and signature.return_annotation == "GraphModule"
+        and all(one.kind is not inspect.Parameter.VAR_POSITIONAL for one in others)
+    )
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise CommandError(f"there is no file {path}")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_DTYPES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "bool",
+}  # fmt: skip
+
+
+def example_input(text: str) -> Any:
+    """Make a tensor as ``f32[1, 3, 224, 224]`` describes it.
+
+    Args:
+        text: One of f64, f32, f16, bf16, i64, i32, i16, i8, u8, bool, and the sizes in brackets.
+
+    Returns:
+        Normal random numbers, or zeros and ones for a dtype without fractions; the same each time.
+
+    Raises:
+        CommandError: If the text is not of that form.
+
+    Example:
+        >>> example_input("i64[2, 3]").dtype, example_input("f32[4]").shape
+        (torch.int64, torch.Size([4]))
+    """
+    import torch
+
+    match = re.fullmatch(r"(\w+)\[([\d\s,]*)\]", text.strip())
+    if match is None or match[1] not in _DTYPES:
+        raise CommandError(f'an input is written like "f32[1, 3, 224, 224]", not "{text}"')
+    sizes = [int(size) for size in match[2].split(",") if size.strip()]
+    dtype = getattr(torch, _DTYPES[match[1]])
+    chance = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        return torch.randn(sizes, generator=chance).to(dtype)
+    return torch.randint(0, 2, sizes, generator=chance).to(dtype)
