@@ -26,6 +26,8 @@ from fxlab.core.patches import current_tracer, find_proxy
 from fxlab.core.proxy import Proxy
 from fxlab.core.purity import effect
 from fxlab.core.tracer import Tracer, recorded
+from fxlab.tracing.known import writes_into
+from fxlab.tracing.switches import TrainingFlag
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson",
            "rand_like", "randn_like", "randint_like")  # fmt: skip
@@ -63,8 +65,19 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
         if tracer is None:
             return function(*args, **kwargs)
         proxy = find_proxy(args, kwargs)
-        if proxy is None and (name not in _RANDOM or kwargs.get("generator") is not None):
+        flags = any(type(v) is TrainingFlag for v in (*args, *kwargs.values()))
+        if (
+            proxy is None
+            and not flags
+            and (name not in _RANDOM or kwargs.get("generator") is not None)
+        ):
             made = function(*args, **kwargs)
+            if name in _RANDOM:
+                tracer.warn(
+                    "generator",
+                    f"the numbers that torch.{name} drew from a generator of its own are fixed in "
+                    "the graph: draw without generator=, which is recorded",
+                )
             if name in _FRESH:
                 tracer._notes.setdefault("made", {})[_memory(made)] = made
             return made
@@ -94,6 +107,8 @@ class _Written(TorchFunctionMode):
         self.clones: dict[int, Node] = {}
         """Memory -> the clone that each call has instead."""
         self.views: dict[int, tuple[torch.Tensor, Any]] = {}
+        self.reads: dict[int, dict[Node, None]] = {}
+        """Memory -> the Nodes that read a constant in it, as far as they were seen."""
 
     def own(self, base: torch.Tensor) -> None:
         """Give each call a clone of `base`; every read of that memory so far reads the clone."""
@@ -110,12 +125,19 @@ class _Written(TorchFunctionMode):
         self.clones[memory] = clone
         self.views[id(base)] = base, tracer.proxy(clone)
 
+    def see(self, node: Node) -> torch.Tensor | None:
+        """Note a Node that reads a constant; return that."""
+        value = (
+            self.tracer.graph._constants.get(str(node.target)) if node.op == "get_attr" else None
+        )
+        if not isinstance(value, torch.Tensor):
+            return None
+        self.reads.setdefault(_memory(value), {})[node] = None
+        return value
+
     def readers(self, memory: int) -> list[Node]:
         """Return the Nodes that read a constant in this memory."""
-        found = self.tracer.graph.find_nodes(op="get_attr")
-        kept = self.tracer.graph._constants
-        pairs = [(node, kept.get(str(node.target))) for node in found]
-        return [n for n, v in pairs if isinstance(v, torch.Tensor) and _memory(v) == memory]
+        return [node for node in self.reads.get(memory, ()) if not node._erased]
 
     def replace(self, memory: int) -> None:
         """Let the clone stand for the constant in what reads this memory."""
@@ -126,6 +148,7 @@ class _Written(TorchFunctionMode):
                     new = self.view(graph._constants[str(node.target)], clone)
                 node.replace_all_uses_with(new)
                 graph.erase_node(node)
+        self.reads[memory] = {}
 
     def view(self, tensor: torch.Tensor, clone: Node) -> Node:
         """Return the Node of a view like `tensor` into the clone."""
@@ -183,12 +206,18 @@ def watch(tracer: Tracer) -> Iterator[None]:
     finally:
         if mode.clones:
             mode.__exit__(None, None, None)
+    if mode.clones:
+        mode.reads.clear()
+        for node in tracer.graph.find_nodes(op="get_attr"):
+            mode.see(node)
     for memory in mode.clones:
         mode.replace(memory)
     graph = tracer.graph
     for node in graph.find_nodes(op="get_attr") if graph._constants else ():
         for user in node.users if node.target in graph._constants else ():
-            if _writes(tracer, user, node):
+            if writes_into(user, node, tracer.root) and "user code" not in str(
+                effect(user, tracer.root)
+            ):
                 place = (*user.meta.get("source", ()), None)[0]
                 tracer.warn(
                     "constant",
@@ -205,16 +234,11 @@ def look(tracer: Tracer, node: Node) -> None:
     mode: _Written = tracer._notes["written"]
     made = tracer._notes.get("made", {})
     for source in node.all_input_nodes:
-        value = tracer.graph._constants.get(str(source.target)) if source.op == "get_attr" else None
-        base = made.get(_memory(value)) if isinstance(value, torch.Tensor) else None
-        if base is not None and _writes(tracer, node, source):
+        value = mode.see(source)
+        base = None if value is None else made.get(_memory(value))
+        if base is not None and writes_into(node, source, tracer.root):
             if not mode.clones:
                 mode.__enter__()
             if _memory(base) not in mode.clones:
                 mode.own(base)
             mode.replace(_memory(base))
-
-
-def _writes(tracer: Tracer, node: Node, into: Node) -> bool:
-    written = node.args[:1] == (into,) or node.kwargs.get("out") is into
-    return written and "writes" in (effect(node, tracer.root) or "")

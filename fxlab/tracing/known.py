@@ -12,13 +12,14 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fxlab.core import patches
-from fxlab.core.node import Node, lookup, map_arg
+from fxlab.core.node import Node, leaves, lookup, map_arg
 from fxlab.core.proxy import UNKNOWN, Proxy, answers, asks_shape
-from fxlab.core.purity import effect
+from fxlab.core.purity import _argument, effect
 from fxlab.core.tracer import TracerBase
 
 STATIC, STATE, EXAMPLE = _SOURCES = ("", "a parameter or buffer", "example inputs")
@@ -131,5 +132,34 @@ def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[An
 
 def _is_written(tracer: TracerBase, node: Node) -> bool:
     """Say whether some node writes into a value, so that it is no longer what it was."""
-    users = (user for user in node.users if user.args[:1] == (node,) or user.kwargs.get("out"))
-    return any("writes" in (effect(user, tracer.root) or "") for user in users)
+    return any(writes_into(user, node, tracer.root) for user in node.users)
+
+
+def writes_into(node: Node, value: Node, root: Any) -> bool:
+    """Say whether a Node writes into the value of another, or is user code that might.
+
+    Args:
+        node: the one that may write; operators are asked for their schema, lists included.
+        value: what it may write into.
+        root: the module in which targets are looked up.
+    """
+    reason = effect(node, root)
+    if reason is None:
+        return False
+    target: Any = node.target
+    places: list[Any] = [node.kwargs.get("out")]
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        names = target.overloads() if isinstance(target, OpOverloadPacket) else ()
+        for overload in [getattr(target, n) for n in names] or [target]:
+            for i, argument in enumerate(overload._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    places += [*node.args[i : i + 1], node.kwargs.get(argument.name)]
+    elif "running statistics" in reason and node.op == "call_function":
+        places += [_argument(node, name) for name in ("running_mean", "running_var")]
+    elif "max_norm" in reason and node.op == "call_function":
+        places.append(_argument(node, "weight"))
+    elif "is user code" in reason and node.op == "call_function":
+        places += [node.args, node.kwargs]
+    elif "writes" in reason:
+        places += [*node.args[:1], node.kwargs.get("input"), node.kwargs.get("self")]
+    return any(leaf is value for leaf in leaves(*places))

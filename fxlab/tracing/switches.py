@@ -9,14 +9,17 @@ become calls, and the training flag becomes a `get_attr` that is read when the g
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import Module
+from torch.utils import _pytree as pytree
 
 from fxlab.core import patches
 from fxlab.core.capture import watchers
@@ -40,7 +43,8 @@ _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 _SWITCHES: list[Any] = [torch.set_default_dtype, torch.set_default_device]
 """Done while tracing too, since constants are made meanwhile; put back when the trace ends."""
 _RECORDED: list[Any] = [
-    torch.random.manual_seed, torch.random.seed, torch.set_rng_state, torch.cuda.manual_seed,
+    torch.random.manual_seed, torch.random.seed, torch.set_rng_state,
+    torch.random.get_rng_state, torch.random.initial_seed, torch.cuda.manual_seed,
     torch.cuda.manual_seed_all, torch.use_deterministic_algorithms, torch.set_num_threads,
     torch.set_float32_matmul_precision, torch.set_flush_denormal,
 ]  # fmt: skip
@@ -63,8 +67,13 @@ def _install() -> None:
             patches._set(function, "__code__", code)
         else:
             patches._set(torch, function.__name__, _switch(function))
-    patches._set(torch.set_grad_enabled, "__init__",
-                 _noting(torch.set_grad_enabled.__init__, _grad_switched))  # fmt: skip
+    init = _noting(torch.set_grad_enabled.__init__, _grad_switched)
+    patches._set(torch.set_grad_enabled, "__init__", _with_plain(init))
+    for kind in (torch.autocast, torch.inference_mode):
+        patches._set(kind, "__init__", _with_plain(kind.__init__))
+    stand_ins = {name: _taking_flags(f) for name, f in _TAKE_FLAGS.items()}
+    patches.replace(torch.__dict__, stand_ins)
+    patches.replace(vars(torch._VF), stand_ins)  # torch.nn.functional's way to some of them
     for kind in _REGIONS:
         patches._set(kind, "__enter__", _noting(kind.__enter__, _entered))
         patches._set(kind, "__exit__", _noting(kind.__exit__, _left))
@@ -92,7 +101,10 @@ def _noting(original: Callable[..., Any], note: Callable[..., None]) -> Callable
     @functools.wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer()
-        if tracer is not None and (note is _left or _by_user(sys._getframe(1))):
+        frame = sys._getframe(1)
+        if frame.f_code is _PLAIN_CODE:
+            frame = cast(Any, frame.f_back)
+        if tracer is not None and (note is _left or _by_user(frame)):
             note(tracer, original, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -127,7 +139,7 @@ def _switch(function: Any) -> Callable[..., Any]:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         tracer = current_tracer()
         # torch._dynamo puts a function of its own around manual_seed, so who calls tells nothing.
-        seeds = "seed" in function.__name__
+        seeds = "seed" in function.__name__ and function is not torch.random.initial_seed
         if tracer is not None and (seeds or _by_user(sys._getframe(depth))):
             made = tracer.create_proxy("call_function", function, args, kwargs)
             if function not in _SWITCHES:
@@ -171,20 +183,132 @@ def _decorated(raw: Any) -> Any:
     return functools.reduce(getattr, raw.__qualname__.split("."), sys.modules[raw.__module__])
 
 
-class TrainingFlag(int):
-    """`module.training` while tracing: true or false in a branch, a get_attr as an argument."""
+class TrainingFlag:
+    """`module.training` while tracing: a get_attr as an argument; asked for its value, a bool.
 
-    path: str
+    It is no int, so no function of C takes it for a number and says nothing.
+    """
 
-    def __bool__(self) -> bool:
-        tracer = current_tracer()
-        if tracer is not None and is_users(sys._getframe(1).f_code.co_filename):
-            tracer.warn("training", f"a branch on {self.path} was fixed to {int(self) == 1}: "
-                        "train() and eval() of the traced module do not change it")  # fmt: skip
-        return int(self) == 1
+    __slots__ = ("path", "value")
+
+    def __init__(self, value: bool, path: str) -> None:
+        self.value, self.path = value, path
+
+    __class__ = property(lambda self: bool)  # pyright: ignore
 
     def __fx_create_arg__(self, tracer: Any) -> Node:
         return tracer.create_node("get_attr", self.path, (), {})
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tracer = current_tracer()
+        if tracer is None:
+            return func(*_plain(args), **_plain(kwargs or {}))
+        args, kwargs = pytree.tree_map(
+            lambda v: tracer.proxy(v.__fx_create_arg__(tracer)) if type(v) is cls else v,
+            (args, kwargs or {}),
+        )
+        return Proxy.__torch_function__(func, types, args, kwargs)
+
+
+def _fix(value: bool, path: str, frame: Any) -> bool:
+    """Return the value of a flag that a user's line makes use of, and say that it is fixed."""
+    tracer = current_tracer()
+    if tracer is not None and is_users(frame.f_code.co_filename):
+        tracer.warn("training", f"a branch on {path} was fixed to {value}: train() and eval() of "
+                    "the traced module do not change it")  # fmt: skip
+    return value
+
+
+def _plain(values: Any, depth: int = 2) -> Any:
+    """Return arguments with the flags in them fixed; said whoever asked for them."""
+    if not any(type(v) is TrainingFlag for v in pytree.tree_leaves(values)):
+        return values
+    frame = sys._getframe(depth)
+    return pytree.tree_map(
+        lambda v: _fix(v.value, v.path, frame) if type(v) is TrainingFlag else v, values
+    )
+
+
+def _asking(name: str) -> Callable[..., Any]:
+    """Return a method that does with the flag what is done with the bool, and says so."""
+    plain: Any = getattr(bool, name, None)
+
+    def asked(flag: TrainingFlag, *args: Any) -> Any:
+        if any(isinstance(a, (Proxy, torch.Tensor)) for a in args):
+            return NotImplemented  # it is theirs to do, and recorded
+        value = _fix(flag.value, flag.path, sys._getframe(1))
+        return plain(value, *_plain(args)) if name not in _BINARY else _BINARY[name](value, *args)
+
+    return asked
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {}
+for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split():
+    _operator = getattr(operator, f"__{_name}__")
+    _BINARY[f"__{_name}__"] = _operator
+    _BINARY[f"__r{_name}__"] = lambda a, b, do=_operator: do(b, a)
+_UNARY = ("bool int index float repr str format hash eq ne lt le gt ge neg pos abs invert round "
+          "trunc floor ceil divmod").split()  # fmt: skip
+for _name in (*(f"__{name}__" for name in _UNARY), *_BINARY):
+    setattr(TrainingFlag, _name, _asking(_name))
+
+
+@functools.cache
+def _is_asked(code: types.CodeType, at: int) -> bool:
+    """Say whether what the instruction at an offset reads is next branched on, or asked `is`."""
+    steps = iter(s for s in dis.get_instructions(code) if s.offset > at and s.opname != "CACHE")
+    for step, _ in zip(steps, range(2), strict=False):
+        if step.opname == "IS_OP":
+            return True
+        if "JUMP" in step.opname or step.opname in ("UNARY_NOT", "TO_BOOL"):
+            return True
+        if not step.opname.startswith("LOAD_"):
+            return False
+    return False
+
+
+@functools.cache
+def _taking_flags(function: Any) -> Callable[..., Any]:
+    """Return a stand-in for a function that accepts only a bool: with a flag it is recorded."""
+
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        tracer = current_tracer()
+        given = (*args, *kwargs.values())
+        if tracer is None or not any(type(v) is TrainingFlag for v in given):
+            return function(*args, **kwargs)
+        proxy = patches.find_proxy(args, kwargs)
+        tracer = tracer if proxy is None else proxy.tracer
+        return tracer.create_proxy("call_function", function, args, kwargs)
+
+    stand_in.__fxlab_original__ = function  # type: ignore[attr-defined]
+    return stand_in
+
+
+_TAKE_FLAGS = {
+    name: getattr(torch, name)
+    for name in (
+        "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ "
+        "feature_alpha_dropout feature_alpha_dropout_ native_dropout batch_norm instance_norm "
+        "native_batch_norm rrelu rrelu_ lstm gru rnn_tanh rnn_relu std var std_mean var_mean "
+        "sort argsort topk"
+    ).split()
+    if hasattr(torch, name)
+}
+
+
+@functools.cache
+def _with_plain(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a stand-in for a region's `__init__` that gets the bool for a flag."""
+
+    @functools.wraps(original)
+    def stand_in(region: Any, *args: Any, **kwargs: Any) -> None:
+        original(region, *_plain(args), **_plain(kwargs))
+
+    return stand_in
 
 
 def _get_training(mod: Module) -> Any:
@@ -200,13 +324,15 @@ def _get_training(mod: Module) -> Any:
     path = tracer._paths().get(mod)
     if path is None:
         return value
-    flag = TrainingFlag(value)
-    flag.path = f"{path}.training" if path else "training"
-    return flag
+    path, frame = f"{path}.training" if path else "training", sys._getframe(1)
+    if _is_asked(frame.f_code, frame.f_lasti):  # `is` asks no method
+        return _fix(value, path, frame)
+    return TrainingFlag(value, path)
 
 
 def _set_training(mod: Module, value: Any) -> None:
-    mod.__dict__["training"] = bool(value) if type(value) is TrainingFlag else value
+    mod.__dict__["training"] = value.value if type(value) is TrainingFlag else value
 
 
+_PLAIN_CODE = _with_plain(watch).__code__
 _training = property(_get_training, _set_training, lambda mod: mod.__dict__.pop("training"))

@@ -1,0 +1,223 @@
+"""The training flag while tracing, constants that are written into, and random states."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxlab
+from fxlab import TraceWarning
+
+X = torch.ones(3)
+
+
+class Model(nn.Module):
+    """Calls a function with itself, so that a test can be written on one line."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.linear, self.p = function, nn.Linear(3, 3), 0.5
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def run(fn, *args):
+    torch.manual_seed(0)
+    return fn(*args)
+
+
+def with_blocks(m, x):
+    with torch.set_grad_enabled(m.training):
+        y = x * m.linear.weight
+    with torch.autocast("cpu", enabled=m.training):
+        y = y @ m.linear.weight
+    with torch.inference_mode(m.training):
+        x * 2
+    return y
+
+
+ASKED = {
+    "is": lambda m, x: x * 2 if m.training is True else x * 3,
+    "is not": lambda m, x: x * 2 if True is not m.training else x * 3,
+    "text": lambda m, x: x * 2 if f"{m.training}" == "True" else x * 3,
+    "repr": lambda m, x: x * len(repr(m.training)),
+    "times a number": lambda m, x: F.dropout(x, m.p * m.training),
+    "equals": lambda m, x: x * 2 if m.training == True else x * 3,  # noqa: E712
+    "index": lambda m, x: x * [2, 3][m.training],
+    "key": lambda m, x: x * {True: 2, False: 3}[m.training],
+    "int": lambda m, x: x * int(m.training),
+    "not": lambda m, x: x * (not m.training),
+    "with": with_blocks,
+}
+RECORDED = {
+    "isinstance": lambda m, x: x * 2 if isinstance(m.training, bool) else x * 3,
+    "torch.tensor": lambda m, x: x * torch.tensor(m.training),
+    "a constant times it": lambda m, x: x + torch.ones(3) * m.training,
+    "it times a constant": lambda m, x: x + m.training * torch.ones(3),
+    "a Proxy times it": lambda m, x: x * m.training,
+    "torch.mul": lambda m, x: torch.mul(x, m.training),
+    "torch.dropout": lambda m, x: torch.dropout(x, 0.5, m.training),
+    "dropout of a constant": lambda m, x: x + F.dropout(torch.ones(3), 0.5, m.training),
+    "torch.rrelu": lambda m, x: torch.rrelu(x - 2, 0.1, 0.3, m.training),
+    "torch.batch_norm": lambda m, x: torch.batch_norm(
+        x.expand(2, 3), None, None, torch.zeros(3), torch.ones(3), m.training, 0.1, 1e-5, False
+    ),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ASKED)
+def test_a_training_flag_that_is_asked_for_its_value_is_right_and_said_to_be_fixed(name, training):
+    m = Model(ASKED[name]).train(training)
+    expected = run(m, X)
+    with pytest.warns(TraceWarning, match=r"training was fixed|on training"):
+        gm = fxlab.symbolic_trace(m)
+    assert torch.equal(run(gm, X), expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_training_flag_among_tensors_is_recorded_and_follows_train_and_eval(name, training):
+    m = Model(RECORDED[name]).train(training)
+    gm = fxlab.symbolic_trace(m)  # a warning is an error
+    assert torch.equal(run(gm, X), run(m, X))
+    assert torch.equal(run(gm.train(not training), X), run(m.train(not training), X))
+
+
+def test_a_submodule_can_be_given_the_training_flag():
+    m = Model(lambda m, x: m.linear.train(m.training)(x))
+    assert torch.equal(fxlab.symbolic_trace(m)(X), m(X))
+    assert type(m.linear.training) is bool
+
+
+def out_of_max(x):
+    m, i = torch.zeros(()), torch.zeros((), dtype=torch.long)
+    torch.max(x, 0, out=(m, i))
+    return x + m
+
+
+def out_of_sort(x):
+    a, b = torch.zeros(3), torch.zeros(3, dtype=torch.long)
+    torch.sort(x, out=(a, b))
+    return a + b
+
+
+def foreach(x):
+    o = torch.zeros(3)
+    torch._foreach_add_([o], [x])
+    return o + 1
+
+
+def running_statistics(x):
+    mean, var = torch.zeros(3), torch.ones(3)
+    F.batch_norm(x.expand(2, 3), mean, var, training=True)
+    return mean + var
+
+
+def overload_by_keywords(x):
+    o = torch.zeros(3)
+    torch.ops.aten.add_.Tensor(self=o, other=x)
+    return o + 1
+
+
+def packet(x):
+    o = torch.zeros(3)
+    torch.ops.aten.add_(o, x)
+    return o + 1
+
+
+@fxlab.wrap
+def write(x, into):
+    into.add_(x)
+
+
+def by_a_wrapped_function(x):
+    o = torch.zeros(3)
+    write(x, into=o)
+    return o + 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        out_of_max,
+        out_of_sort,
+        foreach,
+        running_statistics,
+        overload_by_keywords,
+        packet,
+        by_a_wrapped_function,
+    ],
+)
+def test_each_call_has_constants_of_its_own_whatever_way_they_are_written(fn):
+    gm = fxlab.symbolic_trace(fn)
+    for i in range(3):
+        assert torch.equal(gm(X + i), fn(X + i))
+
+
+@pytest.mark.parametrize("fn", [foreach, overload_by_keywords])
+def test_a_buffer_that_was_written_has_no_known_value(fn):
+    def forward(m, x):
+        table = m.count
+        if fn is foreach:
+            torch._foreach_add_([table], [x.sum()])
+        else:
+            torch.ops.aten.add_.Tensor(self=table, other=x.sum())
+        return x * 2 if table > 1 else x
+
+    m = Model(forward)
+    m.register_buffer("count", torch.zeros(()))
+    with pytest.raises(fxlab.TraceError):
+        fxlab.symbolic_trace(m)
+
+
+def test_the_random_state_is_read_when_the_graph_runs():
+    def f(x):
+        state = torch.get_rng_state()
+        a = torch.rand(3)
+        torch.set_rng_state(state)
+        return x + a + torch.rand(3) + torch.initial_seed()
+
+    gm = fxlab.symbolic_trace(f)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = f(X)
+        torch.manual_seed(seed)
+        assert torch.equal(gm(X), expected)
+
+
+def test_numbers_of_a_generator_of_ones_own_are_said_to_be_fixed():
+    generator = torch.Generator()
+    with pytest.warns(TraceWarning, match=r"torch\.rand drew from a generator"):
+        fxlab.symbolic_trace(lambda x: x + torch.rand(3, generator=generator))
+
+
+def test_written_constants_cost_a_trace_linear_time():
+    def seconds(n):
+        def f(x):
+            for _ in range(n):
+                h = torch.zeros(1)
+                h += x
+                x = x + h
+            return x
+
+        start = time.process_time()
+        fxlab.symbolic_trace(f)
+        return time.process_time() - start
+
+    seconds(50)
+    assert min(seconds(800) for _ in range(2)) < 9 * min(seconds(200) for _ in range(2))
+
+
+def test_a_warning_is_given_once_for_a_line_that_asks_twice():
+    m = Model(lambda m, x: x * 2 if m.training is True and m.training is True else x)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fxlab.symbolic_trace(m)
+    assert len(caught) == 1
