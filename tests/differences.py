@@ -108,9 +108,16 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "edits and code",
         "the generated code is stale until `recompile()`",
-        "the next call compiles; `recompile()` is allowed and cheap. Exception: what "
-        "`torch.compile(fullgraph=True)` compiled before the edit stays as it was",
+        "the next call compiles, also where `torch.compile` took the module or one that holds it; "
+        "`recompile()` is allowed and cheap",
         "stale code gives wrong numbers silently",
+    ),
+    Difference(
+        "submodules named like a GraphModule's own",
+        "a name of GraphModule's (`code`, `recompile`) fails when the module runs, or later",
+        "a RewriteError names the node, for private names too (`_compile`, `_edit`, `_original`) "
+        "and for `original_type`, which torch.fx has not",
+        "`self._compile` in generated code would find the method",
     ),
     Difference(
         "inserting after a node",

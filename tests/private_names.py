@@ -20,6 +20,10 @@ PRIVATE = {
         "type of a scripted method, in isinstance",
         "the class of torch.jit's methods; without TorchScript nothing to tell apart",
     ),
+    "torch._C._dynamo": (
+        "torch.compile passes over the call that all GraphModules share, to the code of each",
+        "leave it out: after eight GraphModules torch.compile gives up, and edits go unseen",
+    ),
     "torch._C._dispatch_has_kernel": (
         "does an operator have a rule for aliases of its own",
         "believe the operator's schema",

@@ -104,7 +104,8 @@ def test_the_root_may_be_a_dict_from_path_to_value():
         GraphModule({"a.b": nn.ReLU(), "a": holder}, graph)
 
 
-@pytest.mark.parametrize("name", ["graph", "_graph", "code", "recompile", "meta", "to_folder"])
+@pytest.mark.parametrize("name", ["graph", "_graph", "code", "recompile", "meta", "to_folder",
+                                  "_compile", "_edit", "_original", "original_type"])  # fmt: skip
 def test_a_name_of_graph_modules_own_is_refused_with_its_node(name):
     class Clash(nn.Module):
         def __init__(self):
@@ -462,6 +463,42 @@ def test_torch_compile_takes_it_whole_stale_or_inside_another_module():
     assert torch.allclose(called(X), want + 1)
     fresh = torch.compile(traced(), backend="eager", fullgraph=True)
     assert torch.allclose(fresh(X), WANT)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("form", ["alone", "method", "inside", "called"])
+def test_what_torch_compile_took_follows_every_edit(form, fullgraph):
+    torch._dynamo.reset()
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x) + 1)
+    how = {"backend": "eager", "fullgraph": fullgraph}
+    if form == "method":
+        gm.compile(**how)
+    part = {"inside": Outer(gm), "called": lambda x: gm(x) * 2}.get(form, gm)
+    run = gm if form == "method" else torch.compile(part, **how)
+    times = 2 if form in ("inside", "called") else 1
+    for target in (torch.relu, torch.neg, torch.abs, torch.exp):  # without recompile or gm(x)
+        list(gm.graph.nodes)[1].target = target
+        assert torch.equal(run(-X), (target(-X) + 1) * times)
+    handle = gm.register_forward_hook(lambda *_: torch.zeros(1))
+    assert form != "alone" or torch.equal(run(X), torch.zeros(1))
+    handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fx", [torch.fx, fxlab])
+def test_torch_compile_takes_more_modules_than_its_limit_for_one_function(fx):
+    torch._dynamo.reset()
+    for i in range(torch._dynamo.config.recompile_limit + 2):
+        gm = fx.symbolic_trace(lambda x, i=i: torch.relu(x) + i, {"i": i})
+        seen = []
+
+        def backend(captured, _, seen=seen):
+            seen.append(captured)
+            return captured.forward
+
+        assert torch.equal(torch.compile(gm, backend=backend, fullgraph=True)(X, i), X.relu() + i)
+        assert len(seen) == 1
 
 
 @pytest.mark.filterwarnings("ignore")

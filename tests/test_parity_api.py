@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxlab
+from fxlab import aliases
 
 SCRIPTS: dict[str, Callable[[Any], Any]] = {}
 
@@ -242,7 +243,8 @@ def order_of_nodes(lab):
     gm = small(lab)
     nodes = list(gm.graph.nodes)
     turned = sorted([nodes[-1], *nodes[:-1]])
-    return [a < b for a in nodes for b in nodes], turned == nodes, max(nodes).name
+    pairs = [(a < b, a <= b, a > b, a >= b) for a in nodes for b in nodes]
+    return pairs, turned == nodes, max(nodes).name
 
 
 @script
@@ -1028,3 +1030,10 @@ def test_regions_stay_when_a_module_is_traced_again() -> None:
     first = fxlab.symbolic_trace(program)
     again = fxlab.symbolic_trace(first)
     assert str(again.graph) == str(first.graph)
+
+
+@pytest.mark.parametrize("path", aliases._PATHS)
+def test_every_alias_path_gives_all_that_it_says(path):
+    given: dict[str, object] = {}
+    exec(f"from fxlab.{path} import *", given)
+    assert len(given) > 1 or path in ("passes.infra", "passes.utils")

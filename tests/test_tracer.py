@@ -720,3 +720,20 @@ def test_a_model_with_a_scripted_part_is_traced():
     m = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU())
     x = torch.ones(1, 2)
     assert torch.equal(fxlab.symbolic_trace(m)(x), m(x))
+
+
+def test_a_root_may_be_a_graph_module_of_torch_fx_or_torch_export():
+    def f(x):
+        return x + 1
+
+    x = torch.randn(3)
+    theirs = torch.fx.symbolic_trace(f)
+    assert torch.equal(fxlab.symbolic_trace(theirs)(x), f(x))
+    exported = torch.export.export(nn.Linear(3, 3), (x,)).module()
+    ours = fxlab.symbolic_trace(exported)
+    assert torch.equal(ours(x), exported(x))
+    assert len(ours.graph.nodes) == len(torch.fx.symbolic_trace(exported).graph.nodes)
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x + 1))
+    double = torch.fx.symbolic_trace(lambda x: x * 2)
+    assert len(fxlab.replace_pattern(gm, theirs, double)) == 1
+    assert torch.equal(gm(x), torch.relu(x * 2))

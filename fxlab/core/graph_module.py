@@ -191,7 +191,8 @@ class GraphModule(nn.Module):
             return function
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        _ = self._edition  # so torch.compile, where it traces a call, takes note of it
+        if self._edition < 0:  # never; but so torch.compile, where it traces a call, guards on it
+            raise AssertionError
         try:
             return super()._call_impl(*args, **kwargs)  # pyright: ignore - torch has no types here
         except Exception as error:
