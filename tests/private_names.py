@@ -40,6 +40,10 @@ PRIVATE = {
         "which default device a model set while it was traced",
         "torch.get_default_device, without telling who set it",
     ),
+    "torch._VF": (
+        "dropout and its kin in torch.nn.functional take a training flag while somebody traces",
+        "trace constants through torch.dropout: through torch.nn.functional it is a TypeError",
+    ),
     "torch._assert": ("the assertion that concrete_args record", "a function of ours that asserts"),
     "torch._assert_async": ("known to have an effect", "drop the entry: nobody records it then"),
     "torch._dispatch": (

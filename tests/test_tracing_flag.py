@@ -42,7 +42,15 @@ def with_blocks(m, x):
     return y
 
 
+def by_a_variable(m, x):
+    t = m.training
+    return x * 2 if t is True else x * 3
+
+
 ASKED = {
+    "a variable": by_a_variable,
+    "type": lambda m, x: x * (2 if type(m.training) is bool else 3),
+    "max": lambda m, x: x * max(m.training, 0.5),
     "is": lambda m, x: x * 2 if m.training is True else x * 3,
     "is not": lambda m, x: x * 2 if True is not m.training else x * 3,
     "text": lambda m, x: x * 2 if f"{m.training}" == "True" else x * 3,
@@ -88,6 +96,20 @@ def test_a_training_flag_among_tensors_is_recorded_and_follows_train_and_eval(na
     gm = fxlab.symbolic_trace(m)  # a warning is an error
     assert torch.equal(run(gm, X), run(m, X))
     assert torch.equal(run(gm.train(not training), X), run(m.train(not training), X))
+
+
+def scaled(x, training=False):
+    return x * 2 if training is True else x * 3
+
+
+class Hands(nn.Module):
+    def forward(self, x):
+        return scaled(x, training=self.training)
+
+
+def test_a_function_that_asks_by_is_whether_its_training_flag_is_true_is_warned_of():
+    with pytest.warns(TraceWarning, match="`training is True` or `is False` does not hold"):
+        fxlab.symbolic_trace(Hands())
 
 
 def test_a_submodule_can_be_given_the_training_flag():

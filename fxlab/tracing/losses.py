@@ -101,17 +101,19 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
 def watch(tracer: Tracer) -> Iterator[None]:
     """Put back what the traced program changed, and say so."""
     before: list[Any] = []
-    kinds: dict[type, None] = {}
+    forward_of: dict[type, Any] = {}
     for m, path in tracer._paths().items():
         parts = vars(m)
         if tracer.is_leaf_type(type(m)):
             continue  # its code does not run; `_set_attribute` sees what others set
-        kinds[type(m)] = None
+        # Looked at now: that compiles a GraphModule, whose code may have fields on the module.
+        forward_of[type(m)] = inspect.unwrap(getattr(type(m), "forward", watch))
         kept = [(v, v.copy()) for v in parts.values() if type(v) in _CONTAINERS]
         held = [(k, t, t._version, t.clone()) for k, t in parts.items() if type(t) is torch.Tensor]
         before.append((m, path, parts.copy(), kept, held))
-    forwards = [inspect.unwrap(getattr(kind, "forward", watch)) for kind in kinds]
-    functions = list(reachable(tracer.root_function, *zip(forwards, kinds, strict=True)))
+    forwards = list(forward_of.values())
+    methods = [(forward, kind) for kind, forward in forward_of.items()]
+    functions = list(reachable(tracer.root_function, *methods))
     outside = list(_globals(functions))
     draws = any(_DRAWS(name) for f in functions for name in facts(f).names)
     drawn = _random_states() if draws else {}
@@ -124,6 +126,14 @@ def watch(tracer: Tracer) -> Iterator[None]:
                     f"the program draws random numbers from {name} that are fixed in the graph: "
                     "take them from torch.rand and the like, which are recorded",
                     _first_line(tracer.root_function),
+                )
+        for name, place in ((n, p) for f in functions for n, p in facts(f).truth.items()):
+            if "train" in name and tracer._notes.get("flags"):
+                tracer.warn(
+                    "training",
+                    f"`{name} is True` or `is False` does not hold for a training flag while "
+                    f"tracing, and that answer is fixed in the graph: say `if {name}`",
+                    place,
                 )
         _warn_of_questions(tracer, [f for f in (tracer.root_function, *forwards) if f in functions])
     finally:

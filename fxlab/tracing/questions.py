@@ -24,12 +24,14 @@ class Facts:
     Attributes:
         none: Parameter -> the place where it is compared with None.
         type: Parameter -> the place where its type is asked for.
+        truth: Parameter -> the place where it is compared with True or False by `is`.
         names: Global names that it reads.
         stored: Global names that it assigns.
     """
 
     none: dict[str, Frame] = field(default_factory=dict)
     type: dict[str, Frame] = field(default_factory=dict)
+    truth: dict[str, Frame] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
 
@@ -67,6 +69,11 @@ def _read(code: types.CodeType, found: Facts) -> None:
             continue
         elif last == "parameter" and (name.endswith("NONE") or (name, value) == _LOAD_NONE):
             found.none.setdefault(before, place)
+        elif last == "parameter" and name == "LOAD_CONST" and (value is True or value is False):
+            last = "truth"
+            continue
+        elif last == "truth" and name == "IS_OP":
+            found.truth.setdefault(before, place)
         last = "type" if name.startswith("LOAD_GLOBAL") and value == "type" else ""
 
 

@@ -73,7 +73,9 @@ def _install() -> None:
         patches._set(kind, "__init__", _with_plain(kind.__init__))
     stand_ins = {name: _taking_flags(f) for name, f in _TAKE_FLAGS.items()}
     patches.replace(torch.__dict__, stand_ins)
-    patches.replace(vars(torch._VF), stand_ins)  # torch.nn.functional's way to some of them
+    patches.replace(
+        cast(Any, vars)(torch._VF), stand_ins
+    )  # torch.nn.functional's way to some of them
     for kind in _REGIONS:
         patches._set(kind, "__enter__", _noting(kind.__enter__, _entered))
         patches._set(kind, "__exit__", _noting(kind.__exit__, _left))
@@ -250,20 +252,30 @@ for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".spl
     _operator = getattr(operator, f"__{_name}__")
     _BINARY[f"__{_name}__"] = _operator
     _BINARY[f"__r{_name}__"] = lambda a, b, do=_operator: do(b, a)
-_UNARY = ("bool int index float repr str format hash eq ne lt le gt ge neg pos abs invert round "
-          "trunc floor ceil divmod").split()  # fmt: skip
+for _name in "eq ne lt le gt ge".split():
+    _BINARY[f"__{_name}__"] = getattr(operator, _name)
+_UNARY = ("bool int index float repr str format hash neg pos abs invert round trunc floor ceil "
+          "divmod").split()  # fmt: skip
 for _name in (*(f"__{name}__" for name in _UNARY), *_BINARY):
     setattr(TrainingFlag, _name, _asking(_name))
 
 
 @functools.cache
 def _is_asked(code: types.CodeType, at: int) -> bool:
-    """Say whether what the instruction at an offset reads is next branched on, or asked `is`."""
-    steps = iter(s for s in dis.get_instructions(code) if s.offset > at and s.opname != "CACHE")
-    for step, _ in zip(steps, range(2), strict=False):
-        if step.opname == "IS_OP":
-            return True
-        if "JUMP" in step.opname or step.opname in ("UNARY_NOT", "TO_BOOL"):
+    """Say whether what the instruction at an offset reads is next branched on, or asked `is`.
+
+    A variable that it goes to first counts, too: its name is looked for in all of the code.
+    """
+    steps = [s for s in dis.get_instructions(code) if s.opname != "CACHE"]
+    after = [i for i, step in enumerate(steps) if step.offset > at][:1]
+    if after and steps[after[0]].opname.startswith("STORE_"):
+        name = steps[after[0]].argval
+        loads = [i for i, s in enumerate(steps) if s.argval == name and "LOAD_" in s.opname]
+        return any("IS_OP" in (s.opname for s in steps[i + 1 : i + 3]) for i in loads)
+    if after and "type" in [s.argval for s in steps[max(0, after[0] - 4) : after[0] - 1]]:
+        return True  # type(self.training)
+    for step in steps[after[0] :][:2] if after else ():
+        if "JUMP" in step.opname or step.opname in ("IS_OP", "UNARY_NOT", "TO_BOOL"):
             return True
         if not step.opname.startswith("LOAD_"):
             return False
@@ -327,6 +339,7 @@ def _get_training(mod: Module) -> Any:
     path, frame = f"{path}.training" if path else "training", sys._getframe(1)
     if _is_asked(frame.f_code, frame.f_lasti):  # `is` asks no method
         return _fix(value, path, frame)
+    tracer._notes["flags"] = True
     return TrainingFlag(value, path)
 
 
