@@ -204,6 +204,21 @@ def _() -> None:
     assert torch.equal(results[0], torch.relu(X)) and torch.equal(results[1], -X)
 
 
+@row("submodules named like a GraphModule's own")
+def _() -> None:
+    def built(fx: Any, name: str) -> Any:
+        graph = fx.Graph()
+        graph.output(graph.call_module(name, (graph.placeholder("x"),)))
+        return fx.GraphModule({name: nn.ReLU()}, graph)
+
+    with pytest.raises(TypeError):
+        built(torch.fx, "recompile")(X)
+    assert torch.equal(built(torch.fx, "original_type")(X), X.relu())
+    for name in ("recompile", "_compile", "_edit", "_original", "original_type"):
+        with pytest.raises(fxlab.core.errors.RewriteError, match=name):
+            built(fxlab, name)
+
+
 @row("inserting after a node")
 def _() -> None:
     orders = []
