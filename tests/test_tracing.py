@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
+import functools
 import random
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -690,3 +693,145 @@ def test_a_region_that_decorates_a_users_function_is_recorded():
         assert names == ["x", "flags", "add", "flags_exit", "output"]
     names = [node.name for node in fxlab.symbolic_trace(lambda x: twice(x)).graph.nodes]
     assert names == ["x", "no_grad", "flags", "add", "flags_exit", "no_grad_exit", "output"]
+
+
+def test_a_graph_module_with_structures_that_was_not_compiled_is_whole_after_a_trace_through_it():
+    inner = fxlab.symbolic_trace(
+        lambda x: {"sum": x["a"] + x["b"]}, {"x": {"a": fxlab.PH, "b": fxlab.PH}}
+    )
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, a):
+            return self.inner({"a": a, "b": a})["sum"]
+
+    gm = quiet(Outer())
+    torch.testing.assert_close(gm(X), X * 2)
+    torch.testing.assert_close(inner({"a": X, "b": X})["sum"], X * 2)
+
+
+def test_a_graph_module_with_structures_that_gets_a_proxy_for_one_is_refused_with_its_line():
+    inner = fxlab.symbolic_trace(lambda x: x[0] + x[1], {"x": [fxlab.PH, fxlab.PH]})
+    with pytest.raises(TraceError, match="mismatch") as info:
+        fxlab.symbolic_trace(nn.Sequential(inner))
+    assert info.value.where[0][0] == __file__
+
+
+# -- objects that hold a Proxy where it cannot be seen -------------------------------------------
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+    def read(self):
+        return self.value
+
+
+def closure(x):
+    return lambda: x
+
+
+def generator(x):
+    yield x
+
+
+HOLDERS = {
+    "values": lambda x: {"a": x}.values(),
+    "items": lambda x: {"a": x}.items(),
+    "deque": lambda x: collections.deque([x]),
+    "mapping proxy": lambda x: types.MappingProxyType({"a": x}),
+    "slots": lambda x: Slots([x]),
+    "an object in an object": lambda x: Holder(Holder(x)),
+    "a bound method": lambda x: Holder(x).read,
+    "closure": closure,
+    "default": lambda x: lambda y=x: y,
+    "partial": lambda x: functools.partial(torch.add, x),
+    "generator": generator,
+    "a generator inside": lambda x: generator(x),
+    "iter": lambda x: iter([x]),
+    "map": lambda x: map(abs, [x]),
+    "zip": lambda x: zip([x], [x], strict=True),
+    "enumerate": lambda x: enumerate([x]),
+    "reversed": lambda x: reversed([x]),
+}
+
+
+@pytest.mark.parametrize("program", HOLDERS.values(), ids=list(HOLDERS))
+def test_an_object_that_holds_a_proxy_out_of_sight_cannot_stand_in_a_graph(program):
+    with pytest.raises(TraceError):
+        fxlab.symbolic_trace(program)
+
+
+def test_an_object_without_a_proxy_may_still_stand_in_a_graph():
+    held = [Slots(1), Holder(Holder(2)), Path("a"), collections.deque([3]), closure(4), len]
+    gm = fxlab.symbolic_trace(lambda x: (x, held))
+    assert all(a is b for a, b in zip(gm(X)[1], held, strict=True))
+
+
+# -- *args and **kwargs behind what calls them ---------------------------------------------------
+
+
+def test_a_partial_of_a_function_with_stars_is_traced():
+    part = functools.partial(lambda x, *a, k=1, **m: x * a[0] * k * m["z"], X, k=3)
+    torch.testing.assert_close(quiet(part)(X, z=2), X * X * 6)
+
+
+def hides(fn):
+    functions = [fn]
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        return functions[0](*args, **kwargs)
+
+    return call
+
+
+@functools.lru_cache
+def cached(x, *a):
+    return x * a[0]
+
+
+HIDDEN = {
+    "a decorator that keeps it in a list": hides(lambda x, **kw: x * len(kw)),
+    "lru_cache": cached,
+    "a partial that fixes some of *args": functools.partial(lambda x, *a: x * a[0], X, X),
+    "a partial that fixes some of **kwargs": functools.partial(lambda x, **kw: x * kw["q"], q=X),
+}
+
+
+@pytest.mark.parametrize("function", HIDDEN.values(), ids=list(HIDDEN))
+def test_stars_that_cannot_be_reached_are_refused(function):
+    with pytest.raises(TraceError, match="cannot become inputs"):
+        fxlab.symbolic_trace(function)
+
+
+def test_the_names_of_many_constants_are_not_searched_from_the_first_each_time():
+    asked = []
+
+    class Counting(dict):
+        def __contains__(self, name):
+            asked.append(name)
+            return super().__contains__(name)
+
+    def program(x):
+        tracer.graph._constants = Counting(tracer.graph._constants)
+        for _ in range(50):
+            x = x + torch.ones(1).sum().reshape(1)
+        return x
+
+    tracer = fxlab.Tracer()
+    graph = tracer.trace(program)
+    constants = [str(n.target) for n in graph.nodes if n.op == "get_attr"]
+    assert constants == [f"_tensor_constant{i}" for i in range(50)]
+    assert len(asked) <= 4 * 50

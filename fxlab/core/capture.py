@@ -9,11 +9,9 @@ to say what it lost, adds a context manager to `watchers`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 import operator
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,10 +31,16 @@ _EMPTY = inspect.Parameter.empty
 _P = inspect.Parameter
 _every: Any = torch.nn.modules.module
 _HOOKS_OF_ALL: list[Any] = [_every._global_forward_hooks, _every._global_forward_pre_hooks]
-_STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 watchers: list[Callable[[Tracer], contextlib.AbstractContextManager[None]]] = []
 """Entered around every trace, and left after its output Node is there."""
+
+
+class Calls:
+    """How a function is called with Proxies; fxlab/tracing sets it."""
+
+    without_stars: Callable[[Any], Any]
+    by_keyword: Callable[[Any, list[str]], Any]
 
 
 class PHBase:
@@ -169,10 +173,10 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
             args.append(pytree.tree_map(_concrete(tracer, p), fixed[p.name]))
         else:
             args.append(_placeholder(tracer, p, p.name, notes.get(p.name)))
-    call = _without_stars(root_fn) if star else root_fn
+    call = Calls.without_stars(root_fn) if star else root_fn
     keywords = [p.name for p in parameters if p.kind > _P.POSITIONAL_OR_KEYWORD]
     if keywords:
-        call = _by_keyword(call, keywords)
+        call = Calls.by_keyword(call, keywords)
     flat, spec = pytree.tree_flatten(tuple(args))
     if all(child.is_leaf() for child in spec.children()):
         return call, args
@@ -220,32 +224,6 @@ def _transfer(value: Any, proxy: Proxy) -> None:
     if isinstance(value, PHBase) and value is not PH:
         for name, entry in vars(value).items():
             setattr(proxy.node, name, entry)
-
-
-def _without_stars(fn: Any) -> Any:
-    """Return a function whose *args and **kwargs are keyword parameters, to be given Proxies."""
-    if not isinstance(fn, types.FunctionType):  # a method, or an object that can be called
-        method = fn if inspect.ismethod(fn) else fn.__call__
-        return functools.partial(_without_stars(method.__func__), method.__self__)
-    inner, code, cells = getattr(fn, "__wrapped__", None), fn.__code__, fn.__closure__ or ()
-    if inner is not None:  # a decorator's function: the same one around the new inner one
-        new = _without_stars(inner)
-        cells = tuple(types.CellType(new) if c.cell_contents is inner else c for c in cells)
-    else:
-        stars = code.co_flags & _STARS
-        count = code.co_kwonlyargcount + stars.bit_count()
-        code = code.replace(co_flags=code.co_flags & ~_STARS, co_kwonlyargcount=count)
-    return functools.update_wrapper(
-        types.FunctionType(code, fn.__globals__, fn.__name__, None, cells), fn)  # fmt: skip
-
-
-def _by_keyword(fn: Any, keywords: list[str]) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def call(*args: Any) -> Any:
-        cut = len(args) - len(keywords)
-        return fn(*args[:cut], **dict(zip(keywords, args[cut:], strict=True)))
-
-    return call
 
 
 def _annotations(fn: Any) -> dict[str, Any]:

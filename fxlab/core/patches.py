@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import gc
 import operator
 import threading
 import types
@@ -24,7 +25,8 @@ import torch.fx._symbolic_trace as torch_trace
 from torch.nn import Module
 
 from .errors import trace_state
-from .node import leaves
+from .graph import Graph
+from .node import Node, leaves
 from .proxy import Proxy
 
 _local = threading.local()
@@ -172,6 +174,28 @@ def recorder(function: Callable[..., Any], target: Any = None, *, wrapped: bool 
 def find_proxy(*values: Any) -> Proxy | None:
     """Return a Proxy that stands somewhere inside `values`, or None."""
     return next((leaf for leaf in leaves(*values) if isinstance(leaf, Proxy)), None)
+
+
+def find_hidden(a: Any) -> Proxy | None:
+    """Return a Proxy that an object of any kind holds (an iterator, a closure, slots), or None."""
+    seen, todo = {id(a)}, [a]
+    for value in todo:  # grows meanwhile: the nearest first
+        kind = cast(Any, type(value))
+        if issubclass(kind, Proxy):
+            return value
+        if issubclass(kind, types.FunctionType):
+            parts: Any = [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
+        elif issubclass(kind, types.FrameType):
+            parts = value.f_locals.values()
+        else:
+            parts = () if issubclass(kind, _NO_HOLDERS) else gc.get_referents(value)
+        new = {id(part): part for part in parts if id(part) not in seen}
+        seen.update(new)
+        todo += new.values() if len(todo) < 5000 else ()
+    return None
+
+
+_NO_HOLDERS = (type, types.ModuleType, types.CodeType, Module, torch.Tensor, Graph, Node)
 
 
 def _patched_call(mod: Module, *args: Any, **kwargs: Any) -> Any:

@@ -82,6 +82,7 @@ class TracerBase:
         self._texts: set[str] = set()
         self._raised: list[TraceError] = []
         self._notes: dict[str, Any] = {}
+        self._fresh: dict[str, int] = {}
         self._warnings: dict[tuple[Any, ...], tuple[str, Frame]] = {}
         self._examples: Any = None
 
@@ -200,9 +201,7 @@ class TracerBase:
         elif dataclasses.is_dataclass(kind):
             fields = {f.name: self.create_arg(getattr(a, f.name)) for f in dataclasses.fields(a)}
             return self.create_node("call_function", cast(Any, type(a)), (), fields)
-        elif issubclass(kind, (type, torch.nn.Module)) or (
-            patches.find_proxy(*getattr(a, "__dict__", {}).values()) is None
-        ):
+        elif issubclass(kind, (type, torch.nn.Module)) or (patches.find_hidden(a) is None):
             return a
         else:
             raise errors.TraceNotImplementedError(
@@ -365,9 +364,10 @@ class Tracer(TracerBase):
 
     def get_fresh_qualname(self, prefix: str) -> str:
         """Return `prefix0`, `prefix1`, ...: the first that the root does not have."""
-        i = 0
+        i = self._fresh.get(prefix, 0)  # those before are taken
         while hasattr(self.root, f"{prefix}{i}") or f"{prefix}{i}" in self.graph._constants:
             i += 1
+        self._fresh[prefix] = i
         return f"{prefix}{i}"
 
     def _constant(self, a: Any) -> Node | None:

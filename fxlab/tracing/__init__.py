@@ -4,18 +4,18 @@
 section 4.1) does without: `known.py` answers what Python insists on knowing from parameters and
 example inputs, `advice.py` tells the ways out when it can't, `switches.py` gets regions, global
 switches and the training flag into the graph, `factories.py` the tensors that a program makes for
-itself, `losses.py` says what did not get there and puts the
-user's model back, `check.py` compares the result with the original. This import hangs them into
-every trace.
+itself, `losses.py` says what did not get there and puts the user's model back, `stars.py` calls
+what has *args and **kwargs, `check.py` compares the result with the original. This import hangs
+them into every trace.
 """
 
 from __future__ import annotations
 
-from . import advice, factories, known, losses, pytrees, switches
+from . import advice, factories, known, losses, pytrees, stars, switches
 from .check import symbolic_trace
 from .leaves import ProxyableClassMeta, wrapped
 
 __all__ = ["ProxyableClassMeta", "symbolic_trace", "wrapped"]
 
-for _part in (advice, factories, known, losses, pytrees, switches):
+for _part in (advice, factories, known, losses, pytrees, stars, switches):
     _part.install()
