@@ -835,3 +835,27 @@ def test_the_names_of_many_constants_are_not_searched_from_the_first_each_time()
     constants = [str(n.target) for n in graph.nodes if n.op == "get_attr"]
     assert constants == [f"_tensor_constant{i}" for i in range(50)]
     assert len(asked) <= 4 * 50
+
+
+def sets_data(x):
+    y = x.clone()
+    y.data = torch.ones(5, 1)
+    return list(y)
+
+
+def transposes(x):
+    y = x.clone()
+    y.t_()
+    return list(y)
+
+
+def resizes(x):
+    y = x.clone()
+    y.resize_(3, 2)
+    return x if y.shape[0] == 2 else -x
+
+
+@pytest.mark.parametrize("program", [sets_data, transposes, resizes])
+def test_a_shape_that_is_changed_in_place_is_not_known_from_example_inputs(program):
+    with pytest.raises(TraceError):
+        fxlab.symbolic_trace(program, example_inputs=(torch.zeros(2, 3),))

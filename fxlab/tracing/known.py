@@ -40,7 +40,7 @@ def answer(tracer: TracerBase, proxy: Proxy, what: str) -> Any:
         proxy: who is asked.
         what: for the TraceWarning that says what was fixed.
     """
-    value, why = known(tracer, proxy.node)
+    value, why = (UNKNOWN, "") if _is_reshaped(proxy.node) else known(tracer, proxy.node)
     if what != "its length" and isinstance(value, torch.Tensor):
         if isinstance(value, FakeTensor):  # it knows its value only if the program wrote it down
             value = UNKNOWN if value.constant is None else value.constant
@@ -103,6 +103,8 @@ def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[An
     inputs, op, target = [table[n] for n in node.all_input_nodes], node.op, node.target
     if any(value is UNKNOWN for value, _ in inputs):
         return UNKNOWN, ""
+    if any(map(_is_reshaped, node.all_input_nodes)):
+        return UNKNOWN, ""
     if not asks_shape(node) and any(_is_written(tracer, n) for n in node.all_input_nodes):
         return UNKNOWN, ""
     why = max((why for _, why in inputs), key=_SOURCES.index, default=STATIC)
@@ -128,6 +130,20 @@ def _evaluate(tracer: TracerBase, node: Node, table: dict[Any, Any]) -> tuple[An
             return function(*args, **kwargs), why
     except Exception:  # the caller says that it is not known
         return UNKNOWN, ""
+
+
+_RESHAPES = frozenset(
+    "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_ set_".split()
+)
+
+
+def _is_reshaped(node: Node) -> bool:
+    """Say whether some node changes the shape of a value in place: which one holds is not known."""
+    return any(
+        user.args[:1] == (node,)
+        and (user.target in _RESHAPES or (user.target is setattr and user.args[1:2] == ("data",)))
+        for user in node.users
+    )
 
 
 def _is_written(tracer: TracerBase, node: Node) -> bool:
