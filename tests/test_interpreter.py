@@ -174,7 +174,9 @@ def test_a_value_that_is_not_there_and_a_missing_attribute_are_named():
     x.prepend(relu)
     with pytest.raises(RuntimeError, match="relu reads x, which has no value"):
         Interpreter(gm).run(1)
-    with pytest.raises(RewriteError, match=r"nothing is at 'a\.b': 'GraphModule' object has no attribute 'a'"):
+    with pytest.raises(
+        RewriteError, match=r"nothing is at 'a\.b': 'GraphModule' object has no attribute 'a'"
+    ):
         Interpreter(gm).fetch_attr("a.b")
 
 
