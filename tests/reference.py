@@ -83,6 +83,7 @@ def signature(value: Any) -> str:
         text = str(inspect.signature(value))
     except (TypeError, ValueError):
         return ""
+    text = re.sub(r"<module '([\w.]+)'[^>]*>", r"\1", text)  # its file is another one elsewhere
     return re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"'([^']*)'", r"\1", text))
 
 

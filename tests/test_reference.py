@@ -73,3 +73,9 @@ def test_a_guide_was_executed_from_top_to_bottom(path):
 def test_readme_leads_to_every_guide():
     text = (GUIDES.parent.parent / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in GUIDE_FILES if f"notebooks/guides/{path.name}" not in text] == []
+
+
+def test_no_page_holds_a_place_of_the_machine_that_wrote_it():
+    for page in ("reference.md", "coming_from_torch_fx.md"):
+        text = (GUIDES / page).read_text(encoding="utf-8")
+        assert not re.search(r"<module |\.so\b|/lib/python| at 0x", text)

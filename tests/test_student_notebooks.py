@@ -115,7 +115,6 @@ def test_a_leak_is_found():
     assert len(leaks(notebook, json.dumps(notebook))) > 2
 
 
-@pytest.mark.skipif(not EXERCISES.exists(), reason="no copies are kept here")
 def test_the_copies_that_are_kept_are_those_of_the_masters():
     assert problems(MASTERS, EXERCISES) == []
 
