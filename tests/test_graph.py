@@ -144,9 +144,9 @@ def test_find_nodes_follows_edits():
 def test_arguments_are_immutable_and_say_how_to_change_them():
     graph, (x, *_rest) = chain()
     n = graph.call_function(torch.cat, ([x, x],), {"dim": 0})
-    with pytest.raises(NotImplementedError, match="copy it"):
+    with pytest.raises(NotImplementedError, match=r"\[\*node.args\[0\], value\]"):
         n.args[0].append(x)
-    with pytest.raises(NotImplementedError, match="kwargs"):
+    with pytest.raises(NotImplementedError, match=r"\{\*\*node.kwargs, name: value\}"):
         n.kwargs["dim"] = 1
     new = list(n.args[0])
     new.append(x)

@@ -39,13 +39,11 @@ _legal_ops = frozenset((*OPCODES, "root"))
 _new_id = itertools.count(1).__next__
 
 _HOW_TO_CHANGE = """{what} of a Node cannot be changed in place: users would go stale.
-  try: copy it, change the copy, assign the whole argument tuple
+  try: assign a changed copy
   wrong:
-      node.{field}[0].append(value)
+      {wrong}
   right:
-      new = list(node.args[0])
-      new.append(value)
-      node.args = (new, *node.args[1:])"""
+      {right}"""
 
 
 class immutable_list(list[Any]):  # torch.fx's name
@@ -68,11 +66,11 @@ class immutable_dict(dict[Any, Any]):  # torch.fx's name
         return immutable_dict, (dict(self),)
 
 
-def _make_immutable(kind: type, base: type, what: str, field: str, methods: str) -> None:
+def _make_immutable(kind: type, base: type, methods: str, **how: str) -> None:
     """Refuse the methods that change a container, and make it known to pytree."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(_HOW_TO_CHANGE.format(what=what, field=field))
+        raise NotImplementedError(_HOW_TO_CHANGE.format(**how))
 
     for name in methods.split():
         setattr(kind, name, refuse)
@@ -83,10 +81,14 @@ def _make_immutable(kind: type, base: type, what: str, field: str, methods: str)
         flatten_with_keys_fn=plain.flatten_with_keys_fn)  # fmt: skip
 
 
-_make_immutable(immutable_list, list, "A list in the arguments", "args", "__delitem__ __setitem__ "
-                "__iadd__ __imul__ append clear extend insert pop remove reverse sort")  # fmt: skip
-_make_immutable(immutable_dict, dict, "A dict in the arguments", "kwargs", "__delitem__ "
-                "__setitem__ __ior__ clear pop popitem setdefault update")  # fmt: skip
+_make_immutable(
+    immutable_list, list, "__delitem__ __setitem__ __iadd__ __imul__ append clear extend insert "
+    "pop remove reverse sort", what="A list in the arguments", wrong="node.args[0].append(value)",
+    right="node.args = ([*node.args[0], value], *node.args[1:])")  # fmt: skip
+_make_immutable(
+    immutable_dict, dict, "__delitem__ __setitem__ __ior__ clear pop popitem setdefault update",
+    what="A dict in the arguments", wrong="node.kwargs[name] = value",
+    right="node.kwargs = {**node.kwargs, name: value}")  # fmt: skip
 _NO_KWARGS = immutable_dict()
 _LEAVES: set[type] = {  # types without parts, asked first because they are nearly all there is
     int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device,

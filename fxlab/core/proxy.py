@@ -191,11 +191,11 @@ _numpy = operator.methodcaller("numpy")
 _ASKED: dict[str, tuple[type[errors.TraceError], str, Callable[..., Any] | None]] = {
     "bool": (errors.TraceError,
              "a branch (if, while, and, or, not, assert) needs to know {p} now", None),
-    "iter": (errors.TraceIterError, "{p} was iterated (a loop, a *star call, a = *b, list(...)): "
-             "its length is not known", None),
-    "keys": (errors.TraceError, "{p} was unpacked (**x): its keys are not known", None),
-    "in": (errors.TraceTypeError, "`in` on {p} would have to search its values now", None),
-    "len": (errors.TraceLenError, "len({p}) was asked for: its length is not known", len),
+    "iter": (errors.TraceIterError, "{p} was iterated (a loop, a *star call, a = *b, list(...)), "
+             "which needs its length", None),
+    "keys": (errors.TraceError, "{p} was unpacked (**x), which needs its keys", None),
+    "in": (errors.TraceTypeError, "`in` on {p} searches its values", None),
+    "len": (errors.TraceLenError, "len({p}) was asked for", len),
     "index": (errors.TraceIndexError, "{p} was used where Python needs an int now (range, a list "
               "index, a slice of a list or tensor)", operator.index),
     "array": (errors.TraceTypeError, "numpy asked for the values of {p}", _numpy),
@@ -225,7 +225,7 @@ def refuse(proxy: Proxy, what: str) -> Any:
     node, tracer, (kind, text) = proxy.node, proxy.tracer, _ASKED[what][:2]
     text = text.format(p=f"Proxy({node.name})")
     hints = [hint for adviser in advisers for hint in adviser(node, tracer, what)]
-    error = kind(f"{text}, but symbolically traced values have none", node=node, hint=hints)
+    error = kind(f"{text}, and a symbolically traced value does not tell", node=node, hint=hints)
     tracer._raised.append(error)
     raise error
 
