@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxlab.backends.onnx import Emitter, OnnxValue, check_model
 from fxlab.backends.runtimes import EngineOptions, LoweredModule, Port, check_backend
-from fxlab.core.errors import LoweringError
+from fxlab.core.errors import LoweringError, cell_name
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
@@ -151,7 +151,8 @@ class Explanation(dict):
 
     Attributes:
         total: number of computing nodes.
-        sources: node name -> ``file:line`` of the user's code, where known.
+        sources: node name -> ``file:line`` of the user's code (``In[5]:3`` in a notebook), where
+            known.
     """
 
     def __init__(self, reasons: Mapping[str, str], gm: GraphModule) -> None:
@@ -159,7 +160,7 @@ class Explanation(dict):
         nodes = [n for n in gm.graph.nodes if n.op.startswith("call_")]
         self.total = len(nodes)
         self.sources = {
-            node.name: f"{Path(frames[0][0]).name}:{frames[0][1]}"
+            node.name: f"{cell_name(frames[0][0]) or Path(frames[0][0]).name}:{frames[0][1]}"
             for node in nodes
             if node.name in reasons and (frames := node.meta.get("source"))
         }
