@@ -114,11 +114,11 @@ class CodeGen:
         return f"return {repr_fn(output_args)}"
 
     def process_inputs(self, *args: Any) -> Any:
-        """Turn the arguments of the generated function into one value per placeholder."""
+        """Turn `args` of the generated function into one value per placeholder."""
         return args
 
     def process_outputs(self, outputs: Any) -> Any:
-        """Turn the output Node's value into what the generated function returns."""
+        """Turn `outputs`, the output Node's value, into what the generated function returns."""
         return outputs
 
     def additional_globals(self) -> list[tuple[str, Any]]:
@@ -126,7 +126,7 @@ class CodeGen:
         return []
 
     def open_inputs(self, names: list[str]) -> dict[str, Any]:
-        """Return those of the named inputs that are structures, with placeholders in them."""
+        """Return those of the inputs `names` that are structures, with placeholders in them."""
         return {}
 
     def module_fields(self) -> dict[str, Any]:

@@ -150,6 +150,11 @@ def until_left(undo: Callable[[], None]) -> ExitStack:
 class Graph:
     """A program as a list of Nodes.
 
+    Args:
+        owning_module: the GraphModule that uses it, if there is one already.
+        tracer_cls: the class of the tracer that fills it; a pickle keeps it.
+        tracer_extras: for that tracer; kept as they are.
+
     >>> import torch
     >>> graph = Graph()
     >>> x = graph.placeholder("x")
@@ -163,7 +168,8 @@ class Graph:
         return neg
 
     `version` counts edits; `owning_module` is the GraphModule that uses it. Several GraphModules
-    may share one Graph.
+    may share one Graph. What makes a Node takes `type_expr`, the annotation for generated code;
+    what makes a call takes `args` and `kwargs`, in which a Node stands for its value.
     """
 
     __str__: Callable[[Graph], str]  # fxlab/display, as is the next
@@ -238,6 +244,9 @@ class Graph:
             kwargs: keyword arguments.
             name: wish for its name; made unique.
             type_expr: annotation for generated code.
+
+        Raises:
+            RewriteError: `args` is no tuple, `kwargs` no dict, or the target does not fit `op`.
         """
         args, kwargs = args or (), kwargs or {}
         right = isinstance(args, tuple) and isinstance(kwargs, dict)  # pyright: ignore
@@ -280,7 +289,7 @@ class Graph:
         self._len -= 1
 
     def erase_node(self, to_erase: Node) -> None:
-        """Take a Node that nobody reads out of the Graph.
+        """Take `to_erase`, a Node that nobody reads, out of the Graph.
 
         Raises:
             RewriteError: it still has users, belongs to another Graph, or was erased before.
@@ -331,7 +340,7 @@ class Graph:
         return self.create_node("placeholder", name, args, type_expr=type_expr)
 
     def get_attr(self, qualified_name: str, type_expr: Any = None) -> Node:
-        """Add a read of a parameter, buffer or other attribute by its dotted path."""
+        """Add a read of a parameter, buffer or other attribute at the path `qualified_name`."""
         self._warn_missing(qualified_name, "get_attr")
         return self.create_node("get_attr", qualified_name, type_expr=type_expr)
 
@@ -349,7 +358,7 @@ class Graph:
     def call_function(
         self, the_function: Callable[..., Any], args: Args = None, kwargs: Kwargs = None,
         type_expr: Any = None, name: str | None = None) -> Node:  # fmt: skip
-        """Add a call of a free function."""
+        """Add a call of `the_function`; `name` is a wish for the Node's name."""
         return self.create_node("call_function", the_function, args, kwargs, name, type_expr)
 
     def output(self, result: Any, type_expr: Any = None) -> Node:
@@ -392,11 +401,19 @@ class Graph:
         return None
 
     def inserting_before(self, n: Node | None = None) -> ExitStack:
-        """Create Nodes before `n` (default: at the beginning) inside a `with` block."""
+        """Create Nodes before `n` (default: at the beginning) inside a `with` block.
+
+        Raises:
+            RewriteError: `n` belongs to another Graph.
+        """
         return self._insert_at(self._root._next if n is None else n, False)
 
     def inserting_after(self, n: Node | None = None) -> ExitStack:
-        """Create Nodes behind `n` (default: at the end), one behind the other."""
+        """Create Nodes behind `n` (default: at the end), one behind the other.
+
+        Raises:
+            RewriteError: `n` belongs to another Graph.
+        """
         return self._insert_at(self._root._prev if n is None else n, True)
 
     def _insert_at(self, anchor: Node, after: bool) -> ExitStack:
@@ -418,7 +435,11 @@ class Graph:
         return _node_list(self)
 
     def output_node(self) -> Node:
-        """Return the output Node, which is the last one."""
+        """Return the output Node, which is the last one.
+
+        Raises:
+            LintError: the last Node is no output, or there is none.
+        """
         node = self._root._prev
         if node._op != "output":
             raise LintError("the graph does not end with an output", node=node,
@@ -426,7 +447,7 @@ class Graph:
         return node
 
     def find_nodes(self, *, op: str, target: Target | None = None, sort: bool = True) -> list[Node]:
-        """Return the Nodes with this opcode and target (any, if None), in graph order."""
+        """Return the Nodes with `op` and `target` (any, if None), in order without `sort` too."""
         return [n for n in self.nodes if n._op == op and (target is None or n._target == target)]
 
     def _number(self) -> None:
@@ -460,15 +481,15 @@ class Graph:
         lint(self)
 
     def process_inputs(self, *args: Any) -> Any:
-        """Turn the arguments of `forward` into one value per placeholder."""
+        """Turn `args` of `forward` into one value per placeholder."""
         return self._codegen.process_inputs(*args)
 
     def process_outputs(self, out: Any) -> Any:
-        """Turn the output Node's value into what `forward` returns."""
+        """Turn `out`, the output Node's value, into what `forward` returns."""
         return self._codegen.process_outputs(out)
 
     def set_codegen(self, codegen: Any) -> None:
-        """Use another `CodeGen` from now on."""
+        """Use `codegen`, another `CodeGen`, from now on."""
         self._codegen = codegen
         self._touch()
 

@@ -75,6 +75,9 @@ class GraphModule(nn.Module):
         graph: the Graph; it may be shared by several GraphModules.
         class_name: the name that `repr` and error messages show.
 
+    Raises:
+        RewriteError: `root` is neither, or `graph` is no Graph.
+
     `meta` is a dict for passes (reports, warnings of the trace). Attributes and methods that the
     traced model has and this Module lacks can be read through it; `original_type` is its type.
 
@@ -224,7 +227,7 @@ class GraphModule(nn.Module):
                 graph._changed("module" if module else "attr", None, old, new)
 
     def add_submodule(self, target: str, m: nn.Module) -> bool:
-        """Add a sub-module at a dotted path, with empty Modules on the way where none are.
+        """Add `m` at the dotted path `target`, with empty Modules on the way where none are.
 
         Returns:
             Whether it could be added: False if something on the way is no Module.
@@ -243,7 +246,7 @@ class GraphModule(nn.Module):
         return True
 
     def delete_submodule(self, target: str) -> bool:
-        """Delete the sub-module at a dotted path; False if there is none."""
+        """Delete the sub-module at the dotted path `target`; False if there is none."""
         if not isinstance(state.peek(self, target), nn.Module):
             return False
         prefix, _, name = target.rpartition(".")

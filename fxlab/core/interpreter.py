@@ -32,7 +32,8 @@ class Interpreter:
         garbage_collect_values: drop each value behind its last use. Without it `env` holds all.
         graph: run this Graph instead of `module.graph`.
 
-    `env` maps Nodes to values.
+    `env` maps Nodes to values. The method of an opcode gets a Node's `target`, and its `args` and
+    `kwargs` with values in the place of Nodes; it returns the Node's value.
 
     >>> import fxlab, torch
     >>> class Count(Interpreter):
@@ -69,6 +70,9 @@ class Interpreter:
             enable_io_processing: take arguments as `forward` does (with structures) and return
                 what it returns; else one value per placeholder, and the output Node's value.
             kwargs: values of placeholders by name.
+
+        Raises:
+            RewriteError: a placeholder got no value, or a value is for none.
         """
         self.env = env = initial_env if initial_env is not None else {}
         self.args_iter = iter(self.graph.process_inputs(*args) if enable_io_processing else args)
@@ -102,7 +106,11 @@ class Interpreter:
                                    expected=", ".join(names))  # fmt: skip
 
     def boxed_run(self, args_list: list[Any]) -> Any:
-        """Run with the arguments in a list, which is emptied so that inputs can be freed early."""
+        """Run with the arguments in `args_list`, which is emptied to free inputs early.
+
+        Raises:
+            RewriteError: it has not one value for each placeholder.
+        """
         nodes = [n for n in self.graph.nodes if n._op == "placeholder"]
         if len(args_list) != len(nodes):
             raise RewriteError(f"boxed_run got {len(args_list)} values",
@@ -112,12 +120,16 @@ class Interpreter:
         return self.run(initial_env=env)
 
     def run_node(self, n: Node) -> Any:
-        """Run one Node on the values of its arguments and return its value."""
+        """Run one Node, `n`, on the values of its arguments and return its value."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return getattr(self, n._op)(n._target, args, kwargs)
 
     def placeholder(self, target: Target, args: Args, kwargs: Kwargs) -> Any:
-        """Return the next argument of `run`, all that are left for `*args`, or the default."""
+        """Return the next argument of `run`, all that are left for `*args`, or the default.
+
+        Raises:
+            RewriteError: `run` got no value for it, and it has no default.
+        """
         name = str(target).lstrip("*")
         if str(target).startswith("**"):
             named, self._named = self._named, {}
@@ -159,7 +171,11 @@ class Interpreter:
         return args[0]
 
     def fetch_attr(self, target: str) -> Any:
-        """Return what a dotted path leads to in the Module."""
+        """Return what the dotted path `target` leads to in the Module.
+
+        Raises:
+            RewriteError: nothing is there.
+        """
         try:
             return lookup(self.module, target)
         except AttributeError as error:
@@ -171,7 +187,11 @@ class Interpreter:
         return args, self.map_nodes_to_values(n._kwargs, n) if n._kwargs else {}
 
     def map_nodes_to_values(self, args: Argument, n: Node) -> Argument:
-        """Return an argument of `n` with values in the place of Nodes."""
+        """Return `args`, an argument of `n`, with values in the place of Nodes.
+
+        Raises:
+            RewriteError: a Node in it has no value yet.
+        """
         env = self.env
         try:
             return _map(args, lambda a: env[a] if type(a) is Node else a, list, dict)
@@ -197,6 +217,9 @@ class Transformer(Interpreter):
     Override the methods of the opcodes to change operations. What is not overridden is copied, with
     its name, meta and type; every new Node knows the old one it stands for (`meta["from"]`).
 
+    Args:
+        module: the GraphModule to rewrite; it is left as it is.
+
     >>> import fxlab, operator, torch
     >>> class Negate(Transformer):
     ...     def call_function(self, target, args, kwargs):
@@ -215,7 +238,7 @@ class Transformer(Interpreter):
         self._old: Node | None = None
 
     def run_node(self, n: Node) -> Any:
-        """Run one Node; what it adds to the new Graph inherits its meta and is told its origin."""
+        """Run a Node, `n`; what it adds to the new Graph inherits its meta and knows its origin."""
         self._old, root = n, self.new_graph._root
         last = root._prev
         value = super().run_node(n)

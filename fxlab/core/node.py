@@ -161,7 +161,11 @@ def _map(a: Any, fn: Callable[[Any], Any], list_type: Any = immutable_list,
 
 
 def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
-    """Apply `fn` to every leaf of nested tuples, lists, dicts and slices; keep the structure.
+    """Apply a function to every leaf of nested tuples, lists, dicts and slices; keep the structure.
+
+    Args:
+        a: the structure; a value that is none of these is a leaf.
+        fn: gets a leaf, returns what stands in its place.
 
     >>> map_aggregate((1, [2, {"k": 3}]), lambda v: v * 10)
     (10, [20, {'k': 30}])
@@ -170,7 +174,15 @@ def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
 
 
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
-    """Apply `fn` to every Node inside an argument; other leaves stay as they are."""
+    """Apply a function to every Node inside an argument; other leaves stay as they are.
+
+    Args:
+        a: the argument, of any structure.
+        fn: gets a Node, returns what stands in its place.
+
+    Raises:
+        RewriteError: `fn` is no function.
+    """
     if not callable(fn):
         raise RewriteError(f"map_arg(a, fn) needs a function, got {fn!r}")
     return _map(a, lambda leaf: fn(leaf) if isinstance(leaf, Node) else leaf)
@@ -219,6 +231,18 @@ class Node:
     that read it (one entry for `x + x`); `all_input_nodes` are the Nodes that it reads. `meta` is
     a dict for analyses; the tracer fills `source` and `nn_module_stack`, a pass `from`.
     `id` is an integer that no other Node of this process has or had.
+
+    Args:
+        graph: the Graph whose Node it is.
+        name: unique in it.
+        op: one of the opcodes above.
+        target: as above.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        return_type: the annotation for generated code; None for none.
+
+    Raises:
+        RewriteError: there is no such opcode, or the target is of the wrong kind for it.
     """
 
     __slots__ = ("graph", "id", "_op", "_target", "_name", "_args", "_kwargs", "_type", "users",
@@ -350,20 +374,24 @@ class Node:
         self.graph._move(x, self, self._next)
 
     def update_arg(self, idx: int, arg: Argument) -> None:
-        """Replace the positional argument at `idx`."""
+        """Replace the positional argument at `idx` by `arg`."""
         args = list(self._args)
         args[idx] = arg
         self._edit_args(args, self._kwargs)
 
     def insert_arg(self, idx: int, arg: Argument) -> None:
-        """Insert a positional argument before position `idx`."""
+        """Insert `arg` among the positional arguments, before position `idx`.
+
+        Raises:
+            RewriteError: there is no such position.
+        """
         if not 0 <= idx <= len(self._args):
             raise RewriteError(f"insert_arg index {idx} is out of range", node=self,
                                expected=f"0 to {len(self._args)}")  # fmt: skip
         self._edit_args((*self._args[:idx], arg, *self._args[idx:]), self._kwargs)
 
     def update_kwarg(self, key: str, arg: Argument) -> None:
-        """Set the keyword argument `key`."""
+        """Set the keyword argument `key` to `arg`."""
         self._edit_args(self._args, {**self._kwargs, key: arg})
 
     def replace_input_with(self, old_input: Node, new_input: Node) -> None:
@@ -385,6 +413,9 @@ class Node:
             The users that were changed. A user that is `replace_with` itself is changed too, as in
             torch.fx: pass `delete_user_cb=lambda user: user is not new` to avoid a Node that reads
             itself.
+
+        Raises:
+            RewriteError: `propagate_meta` is asked for and `replace_with` has meta of its own.
         """
         if propagate_meta:
             if set(replace_with.meta) - {"source", "nn_module_stack", "from", "made_by"}:

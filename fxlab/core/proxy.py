@@ -48,6 +48,10 @@ class Proxy:
     A pass may wrap a Node by hand, `Proxy(node)`, and write ordinary expressions with it; the Nodes
     go to the graph's insertion point.
 
+    Args:
+        node: the Node that makes the value.
+        tracer: records what is done with it; by default one that appends to `node.graph`.
+
     >>> import fxlab
     >>> graph = fxlab.Graph()
     >>> y = Proxy(graph.placeholder("x")) * 2 + 1
@@ -237,7 +241,12 @@ def asks_shape(node: Node) -> bool:
 
 
 class Attribute(Proxy):
-    """`proxy.name`: a method if it is called next, else recorded as a getattr when first used."""
+    """`proxy.name`: a method if it is called next, else recorded as a getattr when first used.
+
+    Args:
+        root: the Proxy that was asked.
+        attr: the attribute's name.
+    """
 
     def __init__(self, root: Proxy, attr: str) -> None:
         fields = self.__dict__
@@ -264,7 +273,14 @@ class Attribute(Proxy):
 
 
 class ParameterProxy(Proxy):
-    """A parameter or buffer whose shape is answered at once instead of being recorded."""
+    """A parameter or buffer whose shape is answered at once instead of being recorded.
+
+    Args:
+        tracer: records what is done with it.
+        node: its get_attr Node.
+        name: its dotted path.
+        param: the tensor itself, of any shape and dtype.
+    """
 
     def __init__(self, tracer: Any, node: Node, name: str, param: torch.Tensor) -> None:
         super().__init__(node, tracer)
@@ -272,7 +288,7 @@ class ParameterProxy(Proxy):
 
 
 def _of_parameter(name: str) -> property:
-    return property(lambda self: getattr(self.__dict__["param"], name))
+    return property(lambda self: getattr(self.__dict__["param"], name), doc=f"The tensor's {name}.")
 
 
 for _name in ("shape", "ndim", "size", "dim", "numel", "nelement"):

@@ -62,7 +62,11 @@ _PURE_MODULES = frozenset("torch _operator operator math builtins itertools func
 
 
 def has_side_effect(fn: _F) -> _F:
-    """Say that a function has an effect, so that no pass erases its calls. Usable as decorator."""
+    """Say that a function has an effect, so that no pass erases its calls. Usable as decorator.
+
+    Args:
+        fn: the function; it is returned as it is.
+    """
     _registered.add(fn)
     _pure.discard(fn)
     return fn

@@ -99,7 +99,19 @@ class TracerBase:
 
     def create_node(self, kind: str, target: Target, args: Args, kwargs: Kwargs,
                     name: str | None = None, type_expr: Any = None) -> Node:  # fmt: skip
-        """Put a Node into the graph; override it to check or change what is recorded."""
+        """Put a Node into the graph; override it to check or change what is recorded.
+
+        Args:
+            kind: the opcode.
+            target: as in `Graph.create_node`, like the others.
+            args: arguments that a Node can have.
+            kwargs: likewise.
+            name: wish for its name.
+            type_expr: annotation.
+
+        Raises:
+            TraceError: the Node writes into a tensor, and `check_mutable_operations` is set.
+        """
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         if self.check_mutable_operations:
             self._check_mutable(node)
@@ -122,7 +134,7 @@ class TracerBase:
                                      hint="use its out-of-place form")  # fmt: skip
 
     def proxy(self, node: Node) -> Proxy:
-        """Return the Proxy for a Node; override it to use a class of your own."""
+        """Return the Proxy for `node`; override it to use a class of your own."""
         return Proxy(node, self)
 
     def create_proxy(
@@ -217,12 +229,12 @@ class TracerBase:
         """Return a get_attr Node for a tensor, module or other object of the traced module."""
 
     def to_bool(self, obj: Proxy) -> bool:
-        """Answer `if proxy:`; override it to choose a branch."""
+        """Answer `if obj:` for a Proxy; override it to choose a branch."""
         known = self.concrete(obj, "a branch")
         return bool(known) if known is not UNKNOWN else refuse(obj, "bool")
 
     def iter(self, obj: Proxy) -> Iterator[Any]:
-        """Answer `iter(proxy)` where the number of values is not plain from the code."""
+        """Answer `iter(obj)` where the number of values is not plain from the code."""
         known = self.concrete(obj, "its length")
         if known is UNKNOWN:
             # For `**proxy` Python would put a TypeError of its own in the place of one of ours.
@@ -232,7 +244,7 @@ class TracerBase:
         return iter(known)
 
     def keys(self, obj: Proxy) -> Any:
-        """Answer `proxy.keys()`, which Python calls for `**proxy`."""
+        """Answer `obj.keys()`, which Python calls for `**obj`."""
         return Attribute(obj, "keys")()
 
     def concrete(self, obj: Proxy, what: str) -> Any:
@@ -246,13 +258,23 @@ class TracerBase:
         return next((value for value in given if value is not UNKNOWN), UNKNOWN)
 
     def warn(self, kind: str, message: str, place: Frame | None = None) -> None:
-        """Note a TraceWarning for the user's line that runs now; emitted when the trace is done."""
+        """Note a TraceWarning; emitted when the trace is done.
+
+        Args:
+            kind: of one kind there is one warning for a line.
+            message: its text.
+            place: the user's line; by default the one that runs now.
+        """
         place = place or (*call_site(1, True), _NOWHERE)[0]
         self._warnings.setdefault((kind, *place[:2]), (message, place))
 
 
 class GraphAppendingTracer(TracerBase):
-    """The tracer behind a hand-made `Proxy(node)`: it appends to that Node's graph."""
+    """The tracer behind a hand-made `Proxy(node)`: it appends to that Node's graph.
+
+    Args:
+        graph: where it appends.
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
@@ -301,12 +323,12 @@ class Tracer(TracerBase):
 
     @staticmethod
     def is_leaf_type(kind: type) -> bool:
-        """Say whether a class is one of torch.nn's that a trace does not look into by default."""
+        """Say whether `kind` is one of torch.nn's that a trace does not look into by default."""
         of_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn"))
         return of_torch and not issubclass(kind, torch.nn.Sequential)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
-        """Return a module's dotted path from the root.
+        """Return the dotted path of the module `mod` from the root.
 
         Raises:
             TraceError: (also a NameError) it is no sub-module of the root.
@@ -363,7 +385,7 @@ class Tracer(TracerBase):
         return parameter_proxy_cache[path]
 
     def get_fresh_qualname(self, prefix: str) -> str:
-        """Return `prefix0`, `prefix1`, ...: the first that the root does not have."""
+        """Return the first of `{prefix}0`, `{prefix}1`, ... that the root does not have."""
         i = self._fresh.get(prefix, 0)  # those before are taken
         while hasattr(self.root, f"{prefix}{i}") or f"{prefix}{i}" in self.graph._constants:
             i += 1
@@ -475,6 +497,9 @@ def wrap(fn_or_name: Any) -> Any:
 
     Args:
         fn_or_name: the function, or the name under which the calling file knows it.
+
+    Raises:
+        TraceError: it is neither.
 
     >>> import fxlab
     >>> @fxlab.wrap
