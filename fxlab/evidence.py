@@ -76,7 +76,11 @@ class Measured:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Measured:
-        """Read what `Evidence.to_json` wrote; a number that is none is a ValueError."""
+        """Read ``row``, which `Evidence.to_json` wrote.
+
+        Raises:
+            ValueError: A number in it is none.
+        """
         samples = {
             side: tuple(map(_number, row.get("samples", {}).get(side, ()))) for side in _SIDES
         }
@@ -132,7 +136,11 @@ class Evidence:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Read what `to_json` wrote; verdicts are judged anew."""
+        """Read ``data``, which `to_json` wrote; verdicts are judged anew.
+
+        Raises:
+            ValueError: It is no evidence.
+        """
         try:
             rows = tuple(Measured.from_json(row) for row in data["rows"])
             about = {str(key): value for key, value in data["machine"].items()}
@@ -210,7 +218,7 @@ def counts(
 
     Args:
         exhibit: "Figure 5".
-        found: What was counted -> how many here; None where nothing ran.
+        found: What was counted -> how many here, in the exhibit's unit; None where nothing ran.
         unit: What was counted where the paper has no such number.
         differs: What was counted -> what keeps it from being compared, such as "version".
 
@@ -366,6 +374,9 @@ def _row(exhibit: Exhibit, rows: list[Measured]) -> dict[str, str]:
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     r"""Write rows of texts as a Markdown table; nothing in a text can leave its cell.
+
+    Args:
+        rows: Column -> text; the first row's columns are the table's.
 
     Example:
         >>> print(markdown([{"a": "1 | 2", "b": "<i>"}]))

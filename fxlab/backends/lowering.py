@@ -153,6 +153,10 @@ class Explanation(dict):
         total: number of computing nodes.
         sources: node name -> ``file:line`` of the user's code (``In[5]:3`` in a notebook), where
             known.
+
+    Args:
+        reasons: node name -> why.
+        gm: the program of those nodes.
     """
 
     def __init__(self, reasons: Mapping[str, str], gm: GraphModule) -> None:
@@ -196,6 +200,9 @@ def explain(
         backend: see `lower`; the package need not be installed.
         support: see `lower`.
         dynamic_batch: see `lower`.
+
+    Raises:
+        LoweringError: there is no such backend.
 
     Example:
         >>> import fxlab, torch

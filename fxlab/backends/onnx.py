@@ -110,14 +110,18 @@ class Builder:
         return values[0] if outputs == 1 else values
 
     def raw(self, kind: str, names: list[str], outputs: int = 1, **attributes: Any) -> list[str]:
-        """Append an ONNX node given names, return the names of its outputs."""
+        """Append a ``kind`` of node with ``attributes``, given names; return its outputs' names."""
         made = [self.unique(self.scope) for _ in range(outputs)]
         given = {k: v for k, v in attributes.items() if v is not None}
         self.nodes.append(helper.make_node(kind, names, made, name=made[0], **given))
         return made
 
     def value(self, value: Any) -> OnnxValue:
-        """Return `value` as an OnnxValue; a tensor becomes an initializer, shared by identity."""
+        """Return `value` as an OnnxValue; a tensor becomes an initializer, shared by identity.
+
+        Raises:
+            Unsupported: ONNX has no such value.
+        """
         if isinstance(value, OnnxValue):
             return value
         if not isinstance(value, torch.Tensor):
@@ -133,7 +137,13 @@ class Builder:
         return OnnxValue(self, self._initializer_names[key], self.fake(value))
 
     def derived(self, tensor: torch.Tensor, how: str, made: torch.Tensor) -> OnnxValue:
-        """Return the initializer `made` of `tensor`; one per (tensor, how), however often asked."""
+        """Return the initializer `made` of `tensor`; one per (tensor, how), however often asked.
+
+        Args:
+            tensor: a parameter or constant of the program, of any shape and dtype.
+            how: says in a word what was done with it.
+            made: what came of it, of the shape and dtype that the operator wants.
+        """
         key = (id(tensor), how)
         if key not in self._initializer_names:
             self._initializer_names[key] = self.value(made).name
@@ -142,7 +152,7 @@ class Builder:
         return OnnxValue(self, name, self.fake(self._initializers[name]))
 
     def const(self, value: Any, dtype: torch.dtype) -> OnnxValue:
-        """Return a constant: a number or a nested list of numbers of the given dtype."""
+        """Return a constant: ``value``, a number or a nested list of numbers of that dtype."""
         key = (repr(value), dtype)
         if key not in self._initializer_names:
             self._initializer_names[key] = name = self.unique("constant")
@@ -176,7 +186,7 @@ class Builder:
         return size.name if isinstance(size, SymbolicInt) else self.const([size], torch.int64).name
 
     def dim(self, value: OnnxValue, axis: int, sizes: tuple[int, int]) -> SymbolicInt:
-        """The size of one axis of a value, read when the engine runs."""
+        """The size of an axis of a value, read when the engine runs; ``sizes`` are two examples."""
         key = (value.name, axis)
         if key not in self._dims:
             (name,) = self.raw("Shape", [value.name], start=axis, end=axis + 1)

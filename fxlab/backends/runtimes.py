@@ -373,7 +373,11 @@ class LoweredModule(torch.nn.Module):
 
     @property
     def engine(self) -> Any:
-        """The engine, built when it is not there yet."""
+        """The engine, built when it is not there yet.
+
+        Raises:
+            LoweringError: the runtime does not accept the program.
+        """
         if self._engine is None:
             key = (self.content, self.options)
             with _cache_lock:
@@ -406,7 +410,11 @@ class LoweredModule(torch.nn.Module):
         return engine
 
     def forward(self, *args: Any) -> Any:
-        """Run the engine on tensors of the shapes and dtypes it was built for."""
+        """Run the engine on ``args``, tensors of the shapes and dtypes it was built for.
+
+        Raises:
+            LoweringError: a tensor has another shape or dtype, or a gradient is wanted.
+        """
         engine = self._engine or self.engine
         if len(args) != len(self._check) or not all(type(a) is torch.Tensor for a in args):
             args = tuple(pytree.tree_leaves(args))

@@ -86,6 +86,7 @@ class OnnxValue:
     """A tensor of the ONNX graph under construction; it answers like a tensor where it can.
 
     Attributes:
+        ctx: the Builder of that graph.
         name: its name in the ONNX graph.
         fake: a fake tensor with its shape and dtype (no memory behind it).
         other: the same for another batch size, None when all sizes are fixed.
@@ -118,7 +119,7 @@ class OnnxValue:
         )
 
     def size(self, dim: int | None = None) -> Any:
-        """Return all sizes, or one."""
+        """Return all sizes, or that of ``dim``."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:

@@ -126,6 +126,9 @@ def graph_text(self: Graph) -> str:
 def print_tabular(self: Graph, print_output: bool = True) -> str:
     """Print the Nodes as a table of opcode, name, target, args, kwargs; return its text.
 
+    Args:
+        print_output: False returns the text alone.
+
     >>> import fxlab
     >>> _ = fxlab.symbolic_trace(lambda x: x.neg()).graph.print_tabular()
     opcode       name    target  args    kwargs

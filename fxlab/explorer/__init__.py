@@ -82,7 +82,16 @@ def timeline_of(
     passes: Sequence[Callable[..., Any]] | None = None,
     inputs: Sequence[Any] | None = None,
 ) -> Timeline:
-    """The story that `explore` shows, without the widget; `timeline.failure` is what went wrong."""
+    """The story that `explore` shows, without the widget; `timeline.failure` is what went wrong.
+
+    Args:
+        x: As for `explore`, like the others: a Module, function, GraphModule or timeline.
+        passes: What is run over it, in order.
+        inputs: Example inputs; with them each pass is judged: same output or not.
+
+    Raises:
+        RewriteError: ``x`` is none of these.
+    """
     if isinstance(x, Timeline):
         return x
     if isinstance(inputs, torch.Tensor):

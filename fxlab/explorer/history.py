@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 
 class RecordedTimeline(Timeline):
-    """A timeline whose recorder is in this process: `run`, `finish`, `module`, `bisect` work."""
+    """A timeline whose recorder is in this process: `run`, `finish`, `module`, `bisect` work.
+
+    Args:
+        title: What stands above the story.
+        recorder: What listens to the edits.
+    """
 
     def __init__(self, title: str, recorder: Recorder) -> None:
         super().__init__(title)
@@ -77,11 +82,11 @@ class RecordedTimeline(Timeline):
         return run_pass(self.recorder, pass_, args, kwargs)
 
     def finish(self, gm: Any) -> None:
-        """Say which module the block has made, when it is not the one edited last."""
+        """Say that the block has made ``gm``, when that is not the one edited last."""
         self.recorder.finished_with = gm
 
     def execute(self, *inputs: Any) -> Any:
-        """Run the program as it is now, one step per executed node; return what it returns."""
+        """Run the program on ``inputs``, one step per executed node; return what it returns."""
         return record_run(self.recorder, self.recorder.current, inputs)
 
     def bisect(self, check: Callable[[Any], Any]) -> Bisection:

@@ -106,6 +106,12 @@ class Playground(ipywidgets.VBox):
         timeline: That story.
         error: What the last run raised, or None.
         difference: How the last story differs from the one before, or None (`Timeline.diff`).
+
+    Args:
+        model: A model, or several by name: each a model or a pair (model, inputs).
+        inputs: Example inputs of a single model: shapes, costs and the same-output verdict.
+        passes: The passes to begin with; the kit's own can be added on screen.
+        **view: Handed to the Explorer: `step`, `selection`, `wall`, `predict`.
     """
 
     def __init__(
@@ -115,14 +121,7 @@ class Playground(ipywidgets.VBox):
         passes: Sequence[Pass] = (),
         **view: Any,
     ) -> None:
-        """Build the controls and run once.
-
-        Args:
-            model: A model, or several by name: each a model or a pair (model, inputs).
-            inputs: Example inputs of a single model: shapes, costs and the same-output verdict.
-            passes: The passes to begin with; the kit's own can be added on screen.
-            **view: Handed to the Explorer: `step`, `selection`, `wall`, `predict`.
-        """
+        """Build the controls and run once."""
         single = not isinstance(model, Mapping)
         named: Mapping[str, Any] = {type(model).__name__: (model, inputs)} if single else model
         self._models = {
@@ -152,7 +151,7 @@ class Playground(ipywidgets.VBox):
         return [entry.name for entry in self._state.entries if entry.on]
 
     def add(self, pass_: Pass | str) -> None:
-        """Add a pass at the end and run: a function, or the name of one of the kit's."""
+        """Add ``pass_``, a function or the name of one of the kit's, at the end and run."""
         chosen = self._kit[pass_] if isinstance(pass_, str) else pass_
         self._change(entries=(*self._state.entries, entry_of(chosen)))
 
@@ -162,7 +161,7 @@ class Playground(ipywidgets.VBox):
         self._change(entries=entries[:index] + entries[index + 1 :])
 
     def move(self, index: int, by: int) -> None:
-        """Move the pass at `index` up (-1) or down (1) and run."""
+        """Move the pass at `index` ``by`` -1 (up) or 1 (down) and run."""
         entries = list(self._state.entries)
         to = max(0, min(len(entries) - 1, index + by))
         entries.insert(to, entries.pop(index))
@@ -200,7 +199,11 @@ class Playground(ipywidgets.VBox):
             self.run()
 
     def export(self, path: str | Path = "playground.html") -> Path:
-        """Write the story as one HTML page."""
+        """Write the story as one HTML page at ``path``.
+
+        Raises:
+            ValueError: There is no story yet.
+        """
         if self.timeline is None:
             raise ValueError("there is no story to export yet")
         from fxlab.explorer.page import write_html

@@ -467,6 +467,7 @@ class record:
     Raises:
         EditLimitError: A limit was passed. As after any exception of the block, the edits of graph
             and module are undone, the timeline keeps its steps, and the exception goes on.
+        RewriteError: ``gm`` is no GraphModule.
 
     Example:
         >>> import torch, fxlab

@@ -242,6 +242,9 @@ class Timeline:
     """The recorded story of a program: rows, steps, passes, sources. Made by `fxlab.record`.
 
     Read `steps`, `passes`, `programs` and `rows`; ask for a whole program with `frame`.
+
+    Args:
+        title: What stands above the story.
     """
 
     def __init__(self, title: str = "") -> None:
@@ -442,7 +445,11 @@ class Timeline:
         return index, self.steps[index - 1].edit.row
 
     def note(self, step: int | Step, text: str) -> None:
-        """Pin a note to a step; it is shown beneath it and saved with the story."""
+        """Pin a note, ``text``, to a step; it is shown beneath it and saved with the story.
+
+        Raises:
+            IndexError: There is no such step.
+        """
         index = step.index if isinstance(step, Step) else step
         if not 0 <= index <= len(self.steps):
             raise IndexError(f"step {index}: this timeline has steps 1 to {len(self.steps)}")
@@ -471,7 +478,7 @@ class Timeline:
         )
 
     def diff(self, other: Timeline) -> Any:
-        """Compare this history with that of an edited pass; printing the result tells how.
+        """Compare this history with ``other``, of an edited pass; printing the result tells how.
 
         Rows are matched by name. The result has `first` (the first step that differs, here and
         there), `only_here`, `only_there` (steps) and `lines` (of the last programs).
@@ -501,7 +508,15 @@ class Timeline:
         animate: bool = False,
         limit: int | None = None,
     ) -> Path:
-        """Write one step, or a finite animation of several, as SVG without script."""
+        """Write one step, or a finite animation of several, as SVG without script.
+
+        Args:
+            path: The file to write.
+            step: Which step; the last when None.
+            steps: Several steps instead, one picture after the other.
+            animate: Show them in turn, a second or so each, in one picture.
+            limit: The most rows drawn; a note says how many are left out.
+        """
         from fxlab.explorer.page import write_svg
 
         return write_svg(self, path, step, steps=steps, animate=animate, limit=limit)
@@ -509,7 +524,7 @@ class Timeline:
     def to_png(
         self, path: str | Path, step: int | None = None, *, limit: int | None = None
     ) -> Path:
-        """Write one step as a PNG picture."""
+        """Write one step as a PNG picture at ``path``, of ``limit`` rows at most."""
         from fxlab.explorer.page import write_png
 
         return write_png(self, path, step, limit=limit)
@@ -530,7 +545,7 @@ class Timeline:
             yield self.steps[index - 1], self.frame(index)
 
     def to_json(self, path: str | Path | None = None, *, indent: int | None = None) -> str:
-        """The story as JSON text; written to `path` too when one is given. No pickle."""
+        """The story as JSON text, ``indent`` spaces a level; written to `path` too when given."""
         from fxlab.explorer.story import dump
 
         text = dump(self, indent)

@@ -144,7 +144,7 @@ class Explorer(anywidget.AnyWidget):
         self.notes = {**self.notes, str(index): text}
 
     def to_html(self, path: str | Path, **options: Any) -> Path:
-        """Write the story as one HTML page; see `fxlab.explorer.page.write_html`."""
+        """Write a page at ``path``; ``options`` as in `fxlab.explorer.page.write_html`."""
         from fxlab.explorer.page import write_html
 
         return write_html(self.timeline, path, **options)

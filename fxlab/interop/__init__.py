@@ -60,6 +60,12 @@ def from_torch_fx(gm: torch.fx.GraphModule) -> GraphModule:
     Names, order, types, meta and the form of inputs and outputs (pytrees) are kept; meta's
     `stack_trace` is read into `source`, `from_node` into `from`.
 
+    Args:
+        gm: torch's GraphModule.
+
+    Raises:
+        RewriteError: it is no torch.fx.GraphModule.
+
     >>> import torch
     >>> theirs = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
     >>> print(from_torch_fx(theirs).graph)
@@ -101,6 +107,9 @@ def to_torch_fx(gm: GraphModule) -> torch.fx.GraphModule:
 
     What torch.fx cannot say is kept as far as it goes: a region stays a pair of calls (registered
     with torch.fx as having an effect), a keyword-only parameter becomes an ordinary one.
+
+    Args:
+        gm: ours; it is not changed, its state is shared.
     """
     graph = torch.fx.Graph()
     torch.fx.node.has_side_effect(_exit_region)
@@ -128,6 +137,9 @@ def from_exported(program: torch.export.ExportedProgram) -> GraphModule:
 
     Parameters and buffers, which an exported program passes as inputs, are read from the module
     again (`get_attr`). The nodes call aten operators and have shapes (`meta["val"]`).
+
+    Args:
+        program: what ``torch.export.export`` returned.
     """
     return from_torch_fx(program.module(check_guards=False))
 
@@ -266,7 +278,12 @@ _ANNOTATIONS = {"torch.Tensor": torch.Tensor, "int": int, "float": float, "bool"
 
 
 class TensorShape(NamedTuple):
-    """Shape and dtype of a value, as read from JSON; `meta["tensor_meta"]` of a loaded Node."""
+    """What is known of a value that was read from JSON; `meta["tensor_meta"]` of a loaded Node.
+
+    Attributes:
+        shape: its sizes.
+        dtype: its dtype.
+    """
 
     shape: torch.Size
     dtype: torch.dtype
@@ -276,6 +293,9 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
     """Return a Graph as plain data that `json.dumps` writes: nodes, arguments, shapes, sources.
 
     State (parameters, modules) is not part of it, only the paths that lead there.
+
+    Args:
+        graph: the Graph; it is not changed.
 
     >>> import torch, fxlab
     >>> data = graph_to_json(fxlab.symbolic_trace(lambda x: torch.relu(x)).graph)

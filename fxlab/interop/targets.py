@@ -51,7 +51,8 @@ class Opaque:
     """A function that a file named and the table does not hold: it shows, and refuses to run.
 
     Attributes:
-        op: the opcode in the file; text: the target in the file.
+        op: the opcode in the file.
+        text: the target in the file.
     """
 
     def __init__(self, op: str, text: str) -> None:

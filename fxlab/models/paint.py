@@ -77,7 +77,7 @@ class LearningToPaintActor(nn.Module):
         self.fc = nn.Linear(512, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Propose strokes for a batch of canvases."""
+        """Propose strokes for ``x``, a batch of canvases: ``f[N, 9, 128, 128]`` -> ``f[N, 65]``."""
         x = F.relu(self.bn1(self.conv1(x)))  # (N, 64, 64, 64)
         x = self.layer1(x)  # (N, 64, 32, 32)
         x = self.layer2(x)  # (N, 128, 16, 16)

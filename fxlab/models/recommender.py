@@ -51,7 +51,7 @@ class DeepRecommender(nn.Module):
         self.decoder = nn.ModuleList(_linear(a, b) for a, b in pairwise(widths[::-1]))
 
     def forward(self, ratings: Tensor) -> Tensor:
-        """Reconstruct a batch of rating vectors."""
+        """Reconstruct ``ratings``, a batch of vectors: ``f[N, n_items]`` -> ``f[N, n_items]``."""
         x = ratings
         for layer in self.encoder:
             x = F.selu(layer(x))  # (N, width)

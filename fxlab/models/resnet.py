@@ -131,7 +131,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Classify a batch of images."""
+        """Classify ``x``, a batch of images: ``f[N, 3, H, W]`` -> ``f[N, classes]``."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))  # (N, 64, H/4, W/4)
         x = self.layer1(x)
         x = self.layer2(x)  # (N, 2 * 64 * expansion, H/8, W/8)

@@ -35,7 +35,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers; the last has no ReLU behind it."""
+        """Apply the layers to ``x``, no ReLU last: ``f[N, widths[0]]`` -> ``f[N, widths[-1]]``."""
         for layer in self.layers[:-1]:
             x = torch.relu(layer(x))
         return self.layers[-1](x)
@@ -78,7 +78,10 @@ class TransformerBlock(nn.Module):
         self.down = nn.Linear(hidden or 4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let every token of ``x`` read all the others, then transform each by itself."""
+        """Let every token of ``x`` read all the others, then transform each by itself.
+
+        ``f[N, T, width]`` -> ``f[N, T, width]``
+        """
         y = self.norm1(x)
         query = self.query(y).unflatten(-1, self.split).transpose(1, 2)  # (N, heads, T, width')
         key = self.key(y).unflatten(-1, self.split).transpose(1, 2)
@@ -150,7 +153,7 @@ class FusionCases(nn.Module):
         self.functional_var = nn.Buffer(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Go through the cases in the order of ``folded`` and ``left_alone``."""
+        """Put ``x`` through all cases, ``folded`` first: ``f[N, 4, H, W]`` -> ``f[N, 4, H, W]``."""
         x = self.plain_bn(self.plain_conv(x))
         x = self.biased_bn(self.biased_conv(x))
         x = self.grouped_bn(self.grouped_conv(x))

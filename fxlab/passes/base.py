@@ -65,7 +65,12 @@ def made_by(name: str) -> Iterator[None]:
 
 
 class PassResult(NamedTuple):
-    """What a pass may return: the module to go on with, and whether anything changed."""
+    """What a pass may return.
+
+    Attributes:
+        graph_module: The module to go on with.
+        modified: Whether anything changed.
+    """
 
     graph_module: nn.Module
     modified: bool

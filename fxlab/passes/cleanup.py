@@ -36,6 +36,9 @@ def dce(gm: GraphModule) -> GraphModule:
 
     One walk from the end is enough: when a node is reached, all its readers have been decided.
 
+    Args:
+        gm: The program. No shapes are needed.
+
     Example:
         >>> import fxlab
         >>> def f(x):
@@ -67,6 +70,9 @@ def cse(gm: GraphModule) -> GraphModule:
     Two nodes are equal when opcode, target and arguments are (constants by type and value), both
     are pure, no effect and no border of a ``with`` block stands between them, and nobody writes
     into the value. A program that returned two equal tensors then returns one twice.
+
+    Args:
+        gm: The program. No shapes are needed.
 
     Example:
         >>> import fxlab

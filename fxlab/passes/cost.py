@@ -74,7 +74,14 @@ class NodeCost:
 
 @dataclass
 class Cost:
-    """The cost of a program: one row a node, in graph order, and the totals."""
+    """The cost of a program: one row a node, in graph order, and the totals.
+
+    Attributes:
+        rows: The nodes' costs.
+        parameters: Elements of all parameters, each counted once.
+        parameter_bytes: Their bytes.
+        input_bytes: Bytes of the program's inputs.
+    """
 
     rows: list[NodeCost] = field(default_factory=list)
     parameters: int = 0

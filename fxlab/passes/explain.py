@@ -77,6 +77,9 @@ def explain_mismatch(
         ignore_literals: as in `SubgraphMatcher`.
         normalize: as in `SubgraphMatcher`.
 
+    Raises:
+        RewriteError: there is no such node, or the pattern is unusable.
+
     >>> import torch, fxlab
     >>> gm = fxlab.symbolic_trace(lambda x, y: torch.add(x, y).relu())
     >>> print(explain_mismatch(lambda a, b: torch.relu(torch.add(a, b)), gm))

@@ -63,6 +63,9 @@ def fuse_conv_bn(gm: GraphModule) -> GraphModule:
     and why. Call ``eval()`` on the model before: in train mode a batch norm uses the statistics of
     the batch, and nothing can be folded.
 
+    Args:
+        gm: The program, in eval mode, of any float dtype.
+
     Example:
         >>> import fxlab
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()

@@ -102,6 +102,11 @@ def compare(reference: Any, other: Any, precision: str = "") -> Difference:
 
     That they are of other dtypes is said in ``types``, beside the numbers.
 
+    Args:
+        reference: What is right: tensors of any shapes and dtypes, in tuples, lists and dicts.
+        other: What is judged.
+        precision: In which dtype both were computed, for the text of the result.
+
     Example:
         >>> compare(torch.ones(2), torch.tensor([1.0, 1.5])).max_abs
         0.5
@@ -146,7 +151,19 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PassRow:
-    """One pass of one run. Costs are None when PassManager has no inputs; seconds are wall time."""
+    """One pass of one run.
+
+    Attributes:
+        name: The pass's.
+        modified: Whether it changed something.
+        seconds: Wall time.
+        nodes_before: How many nodes there were.
+        nodes_after: How many there are.
+        cost_before: A `Cost`; None when PassManager has no inputs.
+        cost_after: Likewise.
+        difference: From the output of the input program; None when PassManager has no inputs.
+        report: What the pass left in ``gm.meta["reports"]``, if anything.
+    """
 
     name: str
     modified: bool
@@ -220,7 +237,7 @@ class PassManager:
         self._check: Callable[[nn.Module], None] | None = None
 
     def add_pass(self, _pass: Callable) -> None:
-        """Append a pass to the list."""
+        """Append ``_pass`` to the list."""
         self.passes.append(_pass)
         self._validated = False
 
@@ -230,18 +247,26 @@ class PassManager:
         self._validated = False
 
     def add_checks(self, check: Callable[[nn.Module], None]) -> None:
-        """Set a function of one module that raises when something is wrong with it."""
+        """Set ``check``, a function of one module that raises when something is wrong with it.
+
+        Raises:
+            TypeError: It takes another number of arguments.
+        """
         if len(inspect.signature(check).parameters) != 1:
             raise TypeError("a check of a PassManager takes one argument, the module")
         self._check = check
 
     def check(self, module: nn.Module) -> None:
-        """Run the function given to ``add_checks``, if any."""
+        """Run the function given to ``add_checks``, if any, on ``module``."""
         if self._check is not None:
             self._check(module)
 
     def validate_constraints(self) -> None:
-        """Raise RuntimeError when the list, in its order, breaks a constraint."""
+        """Look whether the list, in its order, keeps all constraints.
+
+        Raises:
+            RuntimeError: It breaks one; the message names the two passes.
+        """
         for i, first in enumerate(self.passes):
             for later in self.passes[i + 1 :]:
                 if not all(constraint(first, later) for constraint in self.constraints):
@@ -252,7 +277,11 @@ class PassManager:
         self._validated = True
 
     def solve_constraints(self) -> None:
-        """Put the passes in an order that keeps all constraints; keep the given one where free."""
+        """Put the passes in an order that keeps all constraints; keep the given one where free.
+
+        Raises:
+            RuntimeError: There is no such order.
+        """
         left = list(self.passes)
         order: list[Callable] = []
         while left:

@@ -33,6 +33,11 @@ class LiveRange:
 
     A view has no range of its own: whoever reads it reads the memory that it looks at. What the
     caller owns (inputs, parameters, buffers) has none either.
+
+    Attributes:
+        first: The node that makes it.
+        last: The last node that reads it.
+        bytes: Its size.
     """
 
     first: Node

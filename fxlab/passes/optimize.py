@@ -97,7 +97,11 @@ class PackedConv2d(nn.Module):
 
 @as_pass
 def remove_dropout(gm: GraphModule) -> GraphModule:
-    """Edit ``gm`` in place: erase dropout that is off (eval mode); return ``gm``."""
+    """Edit ``gm`` in place: erase dropout that is off (eval mode); return ``gm``.
+
+    Args:
+        gm: The program. No shapes are needed.
+    """
     changed, kept = [], []
     for node in list(gm.graph.nodes):
         if node.op == "call_module" and isinstance(gm.get_submodule(node.target), _DROPOUTS):

@@ -89,7 +89,7 @@ class OperatorSupportBase(abc.ABC):
         """Return whether the device runs `node`; `submodules` maps path to module."""
 
     def reason(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
-        """Return why `node` is left out, None when it is supported."""
+        """Return why `node` of a module with `submodules` is left out, None when it is not."""
         if self.is_node_supported(submodules, node):
             return None
         return f"{get_node_target(submodules, node)} is not supported"
@@ -127,11 +127,11 @@ class OperatorSupport(OperatorSupportBase):
         }
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
-        """Return whether the table has the node's target with its inputs' dtypes."""
+        """Say whether the table has the node's target, found in `submodules`, with these dtypes."""
         return self.reason(submodules, node) is None
 
     def reason(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
-        """Return why the node is left out: not in the table, or an argument's dtype."""
+        """Return why the node, its target in `submodules`, is left out: no entry, or a dtype."""
         if node.op not in _CALLABLE_OPS:
             return None
         target = get_node_target(submodules, node)
@@ -166,12 +166,21 @@ class _Functional(OperatorSupportBase):
 
 
 def create_op_support(is_node_supported: Predicate) -> OperatorSupportBase:
-    """Make an OperatorSupportBase of a function ``(submodules, node) -> bool``."""
+    """Make an OperatorSupportBase of a function.
+
+    Args:
+        is_node_supported: ``(submodules, node) -> bool``, where ``submodules`` maps the dotted
+            paths of the program's modules to them.
+    """
     return _Functional(is_node_supported)
 
 
 def chain(*op_support: OperatorSupportBase) -> OperatorSupportBase:
-    """Support what all of `op_support` support; the first refusal gives the reason."""
+    """Support what all of some support; the first refusal gives the reason.
+
+    Args:
+        *op_support: what is asked, in this order.
+    """
 
     def reason(modules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
         return next((r for s in op_support if (r := s.reason(modules, node)) is not None), None)
@@ -182,7 +191,11 @@ def chain(*op_support: OperatorSupportBase) -> OperatorSupportBase:
 
 
 def any_chain(*op_support: OperatorSupportBase) -> OperatorSupportBase:
-    """Support what at least one of `op_support` supports."""
+    """Support what at least one of some supports.
+
+    Args:
+        *op_support: what is asked, in this order.
+    """
 
     def reason(modules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
         found = [s.reason(modules, node) for s in op_support]
@@ -208,7 +221,7 @@ class OpSupports:
 
     @classmethod
     def decline_if_node_in_names(cls, disallow_set: Collection[str]) -> OperatorSupportBase:
-        """Refuse the nodes with these names."""
+        """Refuse the nodes whose names are in ``disallow_set``."""
 
         def reason(modules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
             return "named as one to leave out" if node.name in disallow_set else None
@@ -399,7 +412,12 @@ class CapabilityBasedPartitioner:
     def fuse_partitions(
         self, partitions: list[Partition], prefix: str = "fused_", *, report_as: str = "partition"
     ) -> GraphModule:
-        """Return a new module in which each part is a submodule ``<prefix><index>``.
+        """Return a new module in which each of `partitions` is a submodule ``<prefix><index>``.
+
+        Args:
+            partitions: the parts, from `propose_partitions` or by hand.
+            prefix: of the submodules' names.
+            report_as: under which name the report is kept.
 
         Raises:
             RewriteError: parts (edited by hand) need each other in a cycle.
@@ -422,7 +440,7 @@ class CapabilityBasedPartitioner:
         return fused
 
     def remove_bookend_non_compute_ops(self, partitions: list[Partition]) -> None:
-        """Take nodes of `non_compute_ops` off the borders of the parts, in place."""
+        """Take nodes of `non_compute_ops` off the borders of `partitions`, in place."""
         free = set(self.non_compute_ops)
         for partition in partitions:
             names = {node: _qualified_name(node.target) for node in partition.nodes}
@@ -440,5 +458,5 @@ class CapabilityBasedPartitioner:
                         partition.remove_node(node)
 
     def partition_and_fuse(self, prefix: str = "fused_") -> GraphModule:
-        """Return `fuse_partitions` of `propose_partitions`."""
+        """Return `fuse_partitions` of `propose_partitions`, with this ``prefix``."""
         return self.fuse_partitions(self.propose_partitions(), prefix)

@@ -71,8 +71,9 @@ class PipelineRun:
 
     Attributes:
         output: what the program returns for the whole batch.
-        losses: loss of each micro-batch; empty without a loss.
-        gradients: parameter path -> gradient of the mean loss; empty without a loss.
+        losses: loss of each micro-batch, a scalar of the program's dtype; empty without a loss.
+        gradients: parameter path -> gradient of the mean loss, of the parameter's shape and dtype;
+            empty without a loss.
         events: what each stage did when, in order of time.
         processes: process ids, by stage; all of them have ended.
     """
@@ -278,8 +279,8 @@ def run_pipeline(
 
     Args:
         stages: from `pipeline_stages`; they and `loss` must pickle (a function of torch does).
-        inputs: the whole batch.
-        target: what `loss` compares with.
+        inputs: the whole batch: tensors of any dtype and of shape ``[N, ...]``, the same N.
+        target: what `loss` compares with: of shape ``[N, ...]`` and the dtype that it takes.
         loss: a mean over the batch; None to compute outputs only.
         microbatches: into how many pieces the batch is cut.
         schedule: ``"gpipe"`` or ``"1f1b"``.

@@ -129,6 +129,10 @@ def replace_pattern_with_filters(
 
     Returns:
         One `ReplacedPatterns` a match, with the Nodes that were added.
+
+    Raises:
+        RewriteError: the pattern or the replacement is unusable, neither kind of replacement is
+            given, or `gm` is no GraphModule.
     """
     if not isinstance(gm, GraphModule):
         raise RewriteError(

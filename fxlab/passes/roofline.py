@@ -118,7 +118,7 @@ class Device:
         return min(self.flops_per_second, intensity * self.bytes_per_second)
 
     def node_seconds(self, row: NodeCost) -> tuple[float, str]:
-        """Return the predicted seconds of one node and what bounds it."""
+        """Return the predicted seconds of one node, ``row`` of a `Cost`, and what bounds it."""
         compute = row.flops / self.flops_per_second
         memory = row.bytes_moved / self.bytes_per_second
         work = max(compute, memory)
@@ -143,6 +143,10 @@ def calibrate(name: str = "this machine", repeats: int = 7) -> Device:
     Two micro-benchmarks: a 3x3 convolution of 64 channels for arithmetic, and a multiplication of
     25 MB for memory. The launch cost is that of a ReLU of one element. The fastest of ``repeats``
     counts, since a roof is what can be reached; a second in all.
+
+    Args:
+        name: The Device's.
+        repeats: How often each is run.
     """
     x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)
     big, result, small = torch.randn(6 << 20), torch.empty(6 << 20), torch.randn(1)

@@ -49,8 +49,14 @@ class ShapeError(FxlabError, RuntimeError):
 class TensorMetadata(NamedTuple):
     """What is known of one tensor value, under torch.fx's names.
 
-    ``memory_format`` is None when the tensor is dense in none of torch's formats; ``qparams`` is
-    empty unless ``is_quantized``.
+    Attributes:
+        shape: Its sizes; a size that is dynamic is a symbol.
+        dtype: Its dtype.
+        requires_grad: Whether a gradient goes through it.
+        stride: Elements of memory between neighbours, for each dimension.
+        memory_format: None when the tensor is dense in none of torch's formats.
+        is_quantized: Whether it is one of torch's quantized tensors.
+        qparams: That tensor's scheme, scale and zero point by name; empty unless it is one.
     """
 
     shape: torch.Size
@@ -98,6 +104,9 @@ def shape_text(value: Any) -> str:
     Tuples, lists and dicts are written with their parts; other values by their type's name; a
     node without metadata gives the empty string.
 
+    Args:
+        value: Any of these, or a nest of them.
+
     Example:
         >>> shape_text((torch.zeros(2, 3), torch.ones(4, dtype=torch.int64)))
         '(f32[2, 3], i64[4])'
@@ -141,7 +150,7 @@ class ShapeProp(Interpreter):
         self.fake_mode = fake_mode
 
     def run_node(self, n: Node) -> Any:
-        """Run one node, keep the metadata of its result, return the result.
+        """Run one node, ``n``, keep the metadata of its result, return the result.
 
         Raises:
             ShapeError: Naming the node, the shapes of its inputs, and the line of the user's

@@ -43,6 +43,10 @@ class Partition:
         graph: the part's own graph.
         environment: original node -> node of ``graph``.
         targets: attribute path in the part -> object.
+
+    Args:
+        name: the part's identifier.
+        submod_name: its attribute; ``submod_<name>`` when None.
     """
 
     def __init__(self, name: str, submod_name: str | None = None) -> None:
@@ -64,7 +68,7 @@ class Partition:
         )
 
     def rename(self, path: str, keep: bool) -> str:
-        """Return the path under which the part owns the object at `path` of the original."""
+        """Return the path under which the part owns the object at `path`; that one if `keep`."""
         if keep:
             return path
         if path not in self._path_of:
@@ -473,7 +477,13 @@ def split_module(
 def split_module_simple(
     m: GraphModule, node_to_partition: Mapping[Node, int], *, partition_affix: str | None = None
 ) -> GraphModule:
-    """Return `split_module` of a ready-made assignment of nodes to parts."""
+    """Return `split_module` of a ready-made assignment of nodes to parts.
+
+    Args:
+        m: the module to split; it stays as it is.
+        node_to_partition: the part of each node.
+        partition_affix: as in `split_module`.
+    """
     return split_module(m, None, node_to_partition.__getitem__, partition_affix=partition_affix)
 
 

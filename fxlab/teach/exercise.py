@@ -31,6 +31,9 @@ PART_ID = re.compile(r"\d+\.\d+[a-z]?")
 class NotDone(NotImplementedError):
     """What a stub raises: this exercise, or this part of it, is not written yet.
 
+    Args:
+        id: Such as "2.2" or "2.1a".
+
     Example:
         >>> raise NotDone("2.2")
         Traceback (most recent call last):

@@ -45,6 +45,8 @@ class Result:
         cases: What came out of each case.
         printed: The beginning of what the answer printed.
         seconds: What the check took.
+        answer: What was checked.
+        entry: What the exercise's entry point is: it calls the answer on a case.
     """
 
     id: str
@@ -92,6 +94,9 @@ class Result:
 
         Returns:
             An Explorer; when everything passed, of the first case's program.
+
+        Raises:
+            ExerciseError: The exercise gives no program to the answer.
         """
         args = self._failing_args()
         if self.entry is None or not any(isinstance(one, GraphModule) for one in args):

@@ -81,6 +81,9 @@ GLOSSARY: dict[str, Word] = {
 def word(name: str) -> Word:
     """Say what a word of the course means and where it is taught.
 
+    Args:
+        name: The word, such as "live range".
+
     Raises:
         ExerciseError: It is no word of the course; the message has the nearest ones.
 

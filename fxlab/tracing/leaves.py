@@ -15,7 +15,11 @@ from fxlab.core import patches
 
 @contextmanager
 def wrapped(*functions: Callable[..., Any]) -> Generator[None]:
-    """Treat functions as leaves for the traces inside a `with` block, as `wrap` does for good."""
+    """Treat functions as leaves for the traces inside a `with` block, as `wrap` does for good.
+
+    Args:
+        *functions: recorded by a trace, not looked into.
+    """
     new = {id(f): f for f in functions if id(f) not in patches.wrapped_functions}
     patches.wrapped_functions.update(new)
     try:
@@ -35,7 +39,11 @@ def _as_constant(instance: Any, tracer: Any) -> Any:
 
 
 class ProxyableClassMeta(type):
-    """Metaclass of classes that may be built from Proxies inside a trace: the call is recorded."""
+    """Metaclass of classes that may be built from Proxies inside a trace: the call is recorded.
+
+    Args:
+        name, bases, attrs: as for any metaclass.
+    """
 
     def __init__(cls, name: str, bases: Any, attrs: Any) -> None:
         super().__init__(name, bases, attrs)

@@ -24,7 +24,10 @@ def install() -> None:
 
 
 def flattened(tracer: Tracer, fn: Any, spec: Any, names: list[str]) -> Callable[..., Any]:
-    """Return `fn` on flat inputs and outputs; generated code flattens and rebuilds them."""
+    """Return `fn` on flat inputs and outputs; generated code flattens and rebuilds them.
+
+    `spec` is the structure of the inputs, `names` are those of the generated function.
+    """
     codegen = tracer.graph._codegen = PyTreeCodeGen(PyTreeInfo(names, spec, None))
 
     def flat(*values: Any) -> Any:

@@ -64,23 +64,23 @@ class QParams:
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest value that has a code."""
+        """The smallest and the largest value that has a code: f32[] or f32[C] each."""
         low = (self.quant_min - self.zero_point) * self.scale
         return low, (self.quant_max - self.zero_point) * self.scale
 
     def quantize(self, x: Tensor) -> Tensor:
-        """Return the codes of ``x`` (ties round to even, as the kernels do)."""
+        """Return the codes of ``x``, f32 of any shape (ties round to even, as the kernels do)."""
         scale, zero_point = self._along(x)
         codes = torch.round(x * (1 / scale)) + zero_point
         return codes.clamp(self.quant_min, self.quant_max).to(self.dtype)
 
     def dequantize(self, codes: Tensor) -> Tensor:
-        """Return the f32 values that ``codes`` stand for."""
+        """Return the f32 values that ``codes`` stand for, in their shape."""
         scale, zero_point = self._along(codes)
         return (codes.float() - zero_point) * scale
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """Return the representable value next to each element of ``x``: no gradient."""
+        """Return the representable value next to each of ``x``, f32 of any shape: no gradient."""
         return self.dequantize(self.quantize(x))
 
     def _along(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,6 +138,9 @@ class Observer(nn.Module):
         signed: codes from ``-2**(bits-1)``; otherwise from 0.
         axis: observe each channel of this dimension on its own.
 
+    Raises:
+        FxlabError: ``bits`` is not 2 to 8.
+
     Buffers: ``low``, ``high`` (f32[] or f32[C]), ``count`` (elements seen), ``broken`` (elements
     that were NaN or infinite), so calibration survives ``state_dict``.
     """
@@ -168,7 +171,7 @@ class Observer(nn.Module):
         self.register_buffer("broken", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Observe ``x`` and return it unchanged."""
+        """Observe ``x``, of any shape and float dtype, and return it unchanged."""
         with torch.no_grad():
             seen = x.detach()
             self.count += seen.numel()
@@ -180,11 +183,11 @@ class Observer(nn.Module):
         return x
 
     def observe(self, x: Tensor) -> None:
-        """Take a batch of finite float32 values into the statistics."""
+        """Take ``x``, a batch of finite float32 values of any shape, into the statistics."""
         raise NotImplementedError
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest value that codes should reach."""
+        """Return the smallest and the largest value that codes should reach: f32[] or f32[C]."""
         return self.low, self.high
 
     def problem(self) -> str | None:
@@ -248,13 +251,13 @@ class MinMaxObserver(Observer):
     """
 
     def observe(self, x: Tensor) -> None:
-        """Widen the range to hold ``x``."""
+        """Widen the range to hold ``x``, float32 of any shape."""
         low, high = self.extremes(x)
         self.low = torch.minimum(self.low, low)
         self.high = torch.maximum(self.high, high)
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and largest value of ``x``, or of each channel of the axis."""
+        """Return the extremes of ``x``, float32 of any shape: f32[], or f32[C] with an axis."""
         if self.axis is None:
             low, high = torch.aminmax(x)
             return low, high
@@ -262,7 +265,11 @@ class MinMaxObserver(Observer):
 
 
 class PerChannelMinMaxObserver(MinMaxObserver):
-    """The extremes of each channel: what weights want, whose channels differ widely."""
+    """The extremes of each channel: what weights want, whose channels differ widely.
+
+    Args:
+        bits, symmetric, signed, axis: as in Observer.
+    """
 
     def __init__(self, bits: int = 8, symmetric: bool = True, signed: bool = True, axis: int = 0):
         super().__init__(bits=bits, symmetric=symmetric, signed=signed, axis=axis)
@@ -272,7 +279,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
     """A running mean of each batch's extremes: for training, where ranges drift.
 
     Args:
-        averaging: weight of the newest batch, above 0 and at most 1.
+        averaging: share of the newest batch in the mean, above 0 and at most 1.
         bits, symmetric, signed, axis: as in Observer.
     """
 
@@ -288,7 +295,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
         self.averaging = averaging
 
     def observe(self, x: Tensor) -> None:
-        """Move the range a little towards that of ``x``; the first batch sets it."""
+        """Move the range a little to that of ``x``, float32 of any shape; the first sets it."""
         low, high = self.extremes(x)
         first = bool(torch.isinf(self.low).all())
         self.low = low if first else self.low + self.averaging * (low - self.low)
@@ -329,7 +336,7 @@ class HistogramObserver(MinMaxObserver):
         self.register_buffer("zeros", torch.tensor(0))
 
     def observe(self, x: Tensor) -> None:
-        """Add ``x`` to the histogram."""
+        """Add ``x``, float32 of any shape, to the histogram."""
         super().observe(x)
         furthest = max(-float(self.low), float(self.high))
         while float(self.reach) < furthest:
@@ -351,7 +358,7 @@ class HistogramObserver(MinMaxObserver):
         return (torch.arange(self.bins, dtype=torch.float64) + 0.5) * width - float(self.reach)
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """Return the cut with the least expected squared error.
+        """Return the cut with the least expected squared error, two f32[].
 
         Inside, rounding to steps of width d costs d*d/12 a value (Bennett 1948); a value x beyond
         the cut c costs (x - c)**2. Both are sums over the histogram, so that each of the

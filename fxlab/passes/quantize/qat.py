@@ -63,7 +63,10 @@ def fake_quantize(x: Tensor, q: QParams, scale: Tensor | None = None) -> Tensor:
     Args:
         x: f32 of any shape.
         q: scale, zero point and range.
-        scale: used instead of ``q.scale`` when it is learnt.
+        scale: f32[], used instead of ``q.scale`` when it is learnt.
+
+    Returns:
+        f32 of the shape of ``x``.
 
     Example:
         >>> from fxlab.passes.quantize.observers import qparams_of_range
@@ -102,7 +105,7 @@ class FakeQuantize(nn.Module):
             self.register_buffer("zero_point", torch.zeros((), dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` rounded to its codes' values."""
+        """Return ``x``, f32 of any shape, rounded to its codes' values."""
         learning = self.learn_scale and float(self.scale.detach()) != 0
         if self.training and self.observing and not learning:
             self.observer(x)
@@ -313,7 +316,12 @@ def _train_layer(gm: GraphModule, path: str, config: QConfig) -> None:
 
 
 def freeze_observers(prepared: GraphModule, frozen: bool = True) -> GraphModule:
-    """Edit in place: stop (or go on) moving ranges, as one does for the last epochs; return it."""
+    """Edit in place: stop (or go on) moving ranges, as one does for the last epochs; return it.
+
+    Args:
+        prepared: from `prepare_qat`.
+        frozen: False lets them move again.
+    """
     for module in prepared.modules():
         if isinstance(module, FakeQuantize):
             module.observing = not frozen

@@ -82,6 +82,9 @@ def default_qat_qconfig(learn_scale: bool = False) -> QConfig:
 
     Ranges are moving averages, since they drift while weights change; a learnt scale begins at the
     best cut of the first batch.
+
+    Args:
+        learn_scale: let the scale of activations be learnt with the weights.
     """
     return QConfig(
         activation=partial(_training_observer(learn_scale), bits=activation_bits()),
@@ -123,6 +126,15 @@ def simulated_qconfig(
 class QConfigMapping:
     """Which QConfig an operation gets. Every ``set_`` returns the mapping, so calls chain.
 
+    A ``qconfig`` of None leaves the operation in float. What is more special wins: names, then
+    regexes, then object types, then the one for all.
+
+    Attributes:
+        global_: For what nothing else is said of.
+        object_types: By module class, function, or a method's name.
+        names: By dotted path of a module; those inside it follow.
+        regexes: By a regular expression that the whole path matches.
+
     Example:
         >>> mapping = QConfigMapping().set_global(default_qconfig()).set_module_name("head", None)
         >>> mapping.find("head", None) is None, mapping.find("body.0", None) is None
@@ -140,7 +152,7 @@ class QConfigMapping:
         return self
 
     def set_object_type(self, kind: Any, qconfig: QConfig | None) -> QConfigMapping:
-        """Set what a module class, a function, or a method's name gets."""
+        """Set what ``kind``, a module class, a function, or a method's name, gets."""
         self.object_types[kind] = qconfig
         return self
 

@@ -38,6 +38,10 @@ __all__ = ["Comparison", "LayerRow", "compare", "sensitivity", "sqnr"]
 def sqnr(reference: Tensor, other: Tensor) -> float:
     """Return the signal-to-noise ratio of ``other`` in decibel; infinite when they are equal.
 
+    Args:
+        reference: What is right, of any shape and float dtype.
+        other: What is judged, of the same shape, any float dtype.
+
     Example:
         >>> round(sqnr(torch.tensor([1.0, 1.0]), torch.tensor([1.1, 0.9])), 3)
         20.0
@@ -78,14 +82,23 @@ class LayerRow:
 
 @dataclass
 class Comparison:
-    """The rows in graph order, and the SQNR of the whole program's output."""
+    """How far an int8 program is from its float twin.
+
+    Attributes:
+        rows: Its values in graph order.
+        sqnr_db: Of the whole program's output, in decibel.
+    """
 
     rows: list[LayerRow] = field(default_factory=list)
     sqnr_db: float = math.inf
 
     @property
     def worst(self) -> LayerRow:
-        """The row with the lowest SQNR."""
+        """The row with the lowest SQNR.
+
+        Raises:
+            FxlabError: nothing of the program is quantized.
+        """
         if not self.rows:
             raise FxlabError("nothing was compared: no value of this program is quantized")
         return min(self.rows, key=lambda row: row.sqnr_db)
@@ -215,6 +228,9 @@ def sensitivity(
 
     Returns:
         Pairs (module path, decibel).
+
+    Raises:
+        FxlabError: there is no batch, or no such layer.
     """
     qconfig, batches = qconfig or default_qconfig(), list(batches)
     if not isinstance(gm, GraphModule):
