@@ -201,9 +201,8 @@ class CodeGen:
                 note = "" if node._type is None else f" : {writer.annotation(node._type)}"
                 note = note if shown is None else shown.beside(node) or note
                 text = f"{indent}{name}{note} = {writer.expression(node)}"
-                if dead is not None:
-                    ends = dead.get(node, []) + [node] * (not node.users)
-                    text += f";  {' = '.join([local[n] for n in ends])} = None" if ends else ""
+                ends = [] if dead is None else [*dead.get(node, ()), *[node] * (not node.users)]
+                text += f";  {' = '.join(map(local.__getitem__, ends))} = None" if ends else ""
                 rows.append((text, node))
         if regions:
             writer.current = regions[-1][0]
@@ -213,7 +212,8 @@ class CodeGen:
     def _return(self, writer: Writer, node: Node) -> str:
         """Return the `return` statement; an override without `repr_fn` sees Nodes by their repr."""
         value = node._args[0] if node._args else None
-        if "repr_fn" in inspect.signature(self.generate_output).parameters:
+        plain = getattr(self.generate_output, "__func__", None) is CodeGen.generate_output
+        if plain or "repr_fn" in inspect.signature(self.generate_output).parameters:
             return self.generate_output(value, repr_fn=writer.value)
         for n in node._input_nodes:
             n._repr_fn = writer.local.__getitem__  # type: ignore[assignment]

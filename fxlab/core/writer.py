@@ -56,13 +56,13 @@ def is_name(text: str) -> bool:
 
 
 @functools.lru_cache(8192)
-def attribute_text(base: str, parts: tuple[str, ...], getter: str = "getattr") -> str:
+def attribute_text(base: str, path: str, getter: str = "getattr") -> str:
     """Return an expression that reads an attribute of an attribute ... of `base`.
 
-    >>> attribute_text("self", ("layer1", "0", "conv"))
+    >>> attribute_text("self", "layer1.0.conv")
     'getattr(self.layer1, "0").conv'
     """
-    for part in parts:
+    for part in path.split("."):
         text = f'"{part}"' if part.isalnum() else repr(part)
         base = f"{base}.{part}" if is_name(part) else f"{getter}({base}, {text})"
     return base
@@ -201,7 +201,7 @@ class Writer:
         """Return the text between the parentheses of a call."""
         local, value = self.local, self.value
         parts = [local.get(a) or value(a) if type(a) is Node else value(a) for a in args]
-        for key, arg in kwargs.items():
+        for key, arg in kwargs.items() if kwargs else ():
             text = value(arg)
             parts.append(f"{key} = {text}" if is_name(key) else f"**{{{key!r}: {text}}}")
         return ", ".join(parts)
@@ -235,9 +235,11 @@ class Writer:
         if op == "call_method":
             if not args:
                 self.refuse("a method needs its object", "args[0], whose method is called")
-            method = attribute_text(self.operand(args[0]), (target,), self.getattr)  # type: ignore[arg-type]
+            method = f"{self.operand(args[0])}.{target}"
+            if not is_name(target):  # one name, dots or not
+                method = f"{self.getattr}({self.operand(args[0])}, {target!r})"
             return f"{method}({self.arguments(args[1:], kwargs)})"
-        path = attribute_text(self.root, tuple(target.split(".")), self.getattr)  # type: ignore[union-attr]
+        path = attribute_text(self.root, target, self.getattr)
         return path if op == "get_attr" else f"{path}({self.arguments(args, kwargs)})"
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
