@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import gc
 import io
 import json
@@ -232,6 +233,33 @@ def test_a_fold_is_rounding_and_a_wrong_edit_is_different_at_its_node():
     assert verdict["text"].startswith(
         "different, first at add: off by 7e-4 of the largest value where 1e-9"
     )
+
+
+def test_where_float64_cannot_run_the_verdict_names_the_type_that_decided_and_why():
+    gm = small()
+
+    class Narrow(nn.Module):
+        def forward(self, x):
+            if x.dtype is torch.float64:
+                raise TypeError("32 bits only")
+            return x * (1 + 1e-5)
+
+    def narrows(gm):
+        gm.add_submodule("narrow", Narrow())
+        (output,) = gm.graph.find_nodes(op="output")
+        with gm.graph.inserting_before(output):
+            new = gm.graph.call_module("narrow", (output.args[0][0],))
+        output.args = ((new, *output.args[0][1:]),)
+
+    with record(gm, inputs=(X,)) as timeline:
+        timeline.run(narrows)
+        timeline.run(fuse_conv_bn)
+    for span in timeline.passes:
+        assert re.fullmatch(
+            r"rounding: 1e-5 of the largest value where 1e-3 is allowed in f32: the new program "
+            r"does not run in float64",
+            span.same_output["text"],
+        )
 
 
 def test_an_error_far_below_float32_is_found_in_float64():
@@ -1097,6 +1125,48 @@ def test_a_pass_is_called_what_the_block_called_however_deep_its_edit_is_made(tr
     with record(gm) as timeline:
         list(gm.graph.nodes)[1].target = torch.tanh
     assert [span.name for span in timeline.passes] == ["edits"]
+
+
+def logged(pass_):
+    @functools.wraps(pass_)
+    def wrapper(gm):
+        return pass_(gm)
+
+    return wrapper
+
+
+@logged
+@logged
+def tanh_for_relus(gm):
+    relus_to_tanh(gm)
+
+
+class Passes:
+    @staticmethod
+    @logged
+    def tanh_in_a_class(gm):
+        relus_to_tanh(gm)
+
+
+def test_a_decorated_pass_has_the_name_that_its_author_wrote():
+    def names(edit):
+        gm = fxlab.symbolic_trace(lambda x: torch.relu(x))
+        with record(gm) as timeline:
+            edit(gm)
+        return {span.name for span in timeline.passes} | {timeline.steps[0].code.split(":")[0]}
+
+    def called_here(gm):
+        tanh_for_relus(gm)
+
+    local = logged(relus_to_tanh)
+    assert names(tanh_for_relus) == {"tanh_for_relus"}
+    assert names(local) == {"relus_to_tanh"}
+    assert names(Passes.tanh_in_a_class) == {"tanh_in_a_class"}
+    assert names(called_here) == {"called_here"}
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x))
+    with record(gm) as timeline:
+        Passes.tanh_in_a_class(gm)
+    assert timeline.passes[0].name == "tanh_in_a_class"
 
 
 def test_a_pass_of_passes_that_sign_their_edits_has_its_own_name():

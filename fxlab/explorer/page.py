@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxlab.explorer.drawing import Story, animated_svg, elide, png, still_svg, strip_svg
-from fxlab.explorer.sentences import size_text
+from fxlab.explorer.sentences import quantity
 from fxlab.explorer.static import opening, pass_lines, static_html
 from fxlab.explorer.view import opening_step, pack, view, writable
 
@@ -77,7 +77,8 @@ def html_page(
         ".then((viewer) => viewer.grid.focus());\n"
     )
     body_style = "body{margin:12px;font-family:system-ui,sans-serif}.fxl{--h:62vh}" + (
-        "@media(prefers-color-scheme:dark){body{background:#0e1116;color:#e6eaf0}}"
+        "@media(prefers-color-scheme:dark){body{background:#0e1116;color:#e6eaf0}"
+        "#static img{filter:invert(.9) hue-rotate(180deg)!important}}"
     )
     style = f"{body_style}\n{style}"
     policy = (
@@ -180,7 +181,7 @@ def without_values(data: dict[str, Any]) -> dict[str, Any]:
     for step in data["steps"]:
         if "v" in step:
             step = {**step, "v": {key: step["v"][key] for key in kept if key in step["v"]}}
-            shape, live = step["v"].get("shape", ""), size_text(step["v"].get("live_bytes", 0))
+            shape, live = step["v"].get("shape", ""), quantity(step["v"].get("live_bytes", 0), "B")
             step["t"] = f"{step['c'].rpartition('/')[2]} is {shape or 'no tensor'}; {live} live"
         steps.append(step)
     return {**data, "steps": steps}

@@ -288,7 +288,10 @@ class Reference:
             share = error / scale
             limit = STRICT if strict else rounded_once(self.gm, gm)
             allowed = limit * scale
-        measured = f"{number(share)} of the largest value where {number(limit)} is allowed"
+        measured = f"{error_text(share)} of the largest value where {error_text(limit)} is allowed"
+        if wide is None:  # the types' own rounding decided: say so, and why
+            which = "first" if self.wide is None else "new"
+            measured += f" in {self._own_type()}: the {which} program does not run in float64"
         if problem is None and share <= limit:
             return verdict("rounding", f"rounding: {measured}", error, allowed)
         measured = problem or f"off by {measured}"
@@ -353,6 +356,12 @@ class Reference:
         first = {node_id(one): two for one, two in made.items()}
         was = [first[one] for one in pairs[node] if one in first]
         return node, node.name + turned(node, was, node_id(node) in self.ids), notes
+
+    def _own_type(self) -> str:
+        """The type of the output whose rounding is allowed the most, as `f32`."""
+        leaves = (one for one in pytree.tree_leaves(self.native) if isinstance(one, torch.Tensor))
+        coarsest = max((one.dtype for one in leaves), key=tolerance, default=torch.float32)
+        return shape_text(torch.empty(0, dtype=coarsest)).partition("[")[0]
 
     def _limits(self, gm: Any, strict: bool, wide: bool) -> tuple[float, float]:
         """What a node may be off by, and what it may be off by though its inputs agree."""
@@ -522,10 +531,10 @@ def signal_verdict(old: Any, new: Any, asked: float, error: float) -> dict[str, 
     return verdict("rounding" if fits else "different", text, error)
 
 
-def number(value: float) -> str:
-    """An error in few characters: `4e-5`, `0`, `inf`."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
+def error_text(value: float) -> str:
+    """An error in few characters: `4e-5`, `0.3`, `0`, `inf`."""
+    if value == 0 or 0.01 <= value < 1000 or not math.isfinite(value):
+        return f"{float(f'{value:.1g}'):g}"
     mantissa, _, exponent = f"{value:.0e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
 

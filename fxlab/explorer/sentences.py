@@ -357,16 +357,16 @@ def value_sentence(name: str, fields: dict[str, Any], freed: Sequence[str]) -> s
         parts.append(f"{fields['odd']} numbers are infinite or NaN")
     if freed:
         parts.append(f"frees {', '.join(freed[:4])}" + (" ..." if len(freed) > 4 else ""))
-    parts.append(f"{size_text(fields['live_bytes'])} live")
+    parts.append(f"{quantity(fields['live_bytes'], 'B')} live")
     return "; ".join(parts)
 
 
-def size_text(count: float) -> str:
-    """`812 bytes`, `1.6 MB`: powers of 1000."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{int(count)} bytes"
+def quantity(value: float, unit: str = "") -> str:
+    """A number in three digits with k, M, G or T, and its unit: `25.6 M`, `812 B`, `1.6 MB`."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}".rstrip()
 
 
 def plural(count: int, noun: str) -> str:

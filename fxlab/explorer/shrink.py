@@ -24,9 +24,9 @@ from fxlab.core.node import Node
 from fxlab.explorer.sameness import (
     compare,
     converted,
+    error_text,
     execute,
     largest,
-    number,
     private_copy,
     rounded_once,
 )
@@ -320,7 +320,9 @@ def answer_of(
                 share, limit = error / (largest(old) or 1.0), rounded_once(before, after)
         if problem is None and share <= limit:
             return "", ""
-        off = f"off by {number(share)} of the largest value where {number(limit)} is allowed"
+        off = (
+            f"off by {error_text(share)} of the largest value where {error_text(limit)} is allowed"
+        )
         return "another output", problem or f"the output is {off}"
     try:
         given = inspect.signature(check).parameters.values()

@@ -10,7 +10,7 @@ import linecache
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from fxlab.core import graph
@@ -88,5 +88,31 @@ def entry_name(block: tuple[str, str], where: Sequence[tuple[str, int, str]]) ->
         if name == "__call__":  # an object that is a pass
             return type(called.f_locals.get("self")).__name__
         if name.isidentifier():
-            return name
+            return own_name(called)
     return ""
+
+
+def own_name(called: FrameType) -> str:
+    """The name of the function that runs in a frame: a decorated one's is not its code's.
+
+    A frame knows its code only. The function is looked for where its caller must have had it: under
+    the names that the caller's code mentions, one attribute deep.
+    """
+    code, caller = called.f_code, called.f_back
+    if not code.co_freevars or caller is None:  # what decorates holds what it decorates
+        return code.co_name
+    names = dict.fromkeys((*caller.f_code.co_names, *caller.f_locals))
+    scope = {**caller.f_globals, **caller.f_locals}
+    values = [scope[name] for name in names if name in scope]
+    owners = [value for value in values if isinstance(value, ModuleType | type)]
+    values += [vars(owner)[name] for owner in owners for name in names if name in vars(owner)]
+    for value in (getattr(value, "__func__", value) for value in values):
+        if getattr(value, "__code__", None) is code and holds(value, called):
+            return str(value.__name__)
+    return code.co_name
+
+
+def holds(function: Any, frame: FrameType) -> bool:
+    """Whether a function's closure is the one that a frame runs with."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return all(frame.f_locals.get(name) is cell.cell_contents for name, cell in cells)

@@ -44,7 +44,7 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from fxlab.explorer.frames import Replay, State, rows_in_state
-from fxlab.explorer.sentences import expression, target_text
+from fxlab.explorer.sentences import expression, quantity, target_text
 
 if TYPE_CHECKING:
     from fxlab.explorer.timeline import PassSpan, Place, Timeline
@@ -105,14 +105,6 @@ def pack(data: dict[str, Any]) -> bytes:
 def writable(text: str) -> str:
     """The text with `?` for what no file can hold: halves of characters (lone surrogates)."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def number(value: float) -> str:
-    """A number in three digits with k, M, G or T: `25.6 M`."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
 
 
 class _Builder:
@@ -509,12 +501,12 @@ def strip(span: PassSpan) -> list[str]:
 
 
 def _change(word: str, before: float, after: float, unit: str = "") -> str:
-    first, then = number(before), number(after)
+    first, then = quantity(before, unit), quantity(after, unit)
     if before == after:
-        return f"{word} {first}{unit}"
+        return f"{word} {first}"
     if first == then:
-        first, then = f"{before:,}", f"{after:,}"
-    return f"{word} {first}{unit} \u2192 {then}{unit}"
+        first, then = (f"{value:,} {unit}".rstrip() for value in (before, after))
+    return f"{word} {first} \u2192 {then}"
 
 
 def state_lines(path: str, before: Any, after: Any) -> tuple[list[str], list[str]]:
