@@ -9,7 +9,7 @@ const LANE = 18, LANES = 14, FLAT = 300, OPENED = 100;
 // h("div.name", {attribute: value}, kids...): text goes in as text.
 const attrs = (element, values) => {
   for (const [key, value] of Object.entries(values))
-    if (value === null || value === undefined || value === false) element.removeAttribute(key);
+    if ((value ?? false) === false) element.removeAttribute(key);
     else element.setAttribute(key, value === true ? "" : value);
   return element;
 };
@@ -27,27 +27,31 @@ const h = (spec, ...kids) => {
   return element;
 };
 const on = (element, type, run) => element.addEventListener(type, run);
+const flag = (element, name, is) => element.classList.toggle(name, is);
 const svg = (tag, ...kids) => add(document.createElementNS("http://www.w3.org/2000/svg", tag), kids);
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const clamp = (low, value, high) => Math.max(low, Math.min(high, value));
 const button = (name, text, label, run) => {
   const element = h(`button.${name}`, { type: "button", "aria-label": label, title: label }, text);
   on(element, "click", run);
   return element;
 };
 const tool = (text, label, run) => button("f-b", text, label, run);
-const short = (n) => {
-  for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]])
-    if (Math.abs(n) >= size) return `${+(n / size).toPrecision(3)} ${unit}`;
-  return String(+Number(n).toPrecision(3));
+const short = (n, unit) => {
+  for (const [prefix, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 0]])
+    if (Math.abs(n) >= size) return `${+(n / (size || 1)).toPrecision(3)} ${prefix}${unit}`.trim();
 };
 const elide = (text, room) => {
   if (text.length <= room) return text;
   const tail = Math.max(0, Math.floor((room - 1) * 0.4));
   return text.slice(0, Math.max(1, room - 1 - tail)) + "…" + (tail ? text.slice(-tail) : "");
 };
-// Of a long line the path to a module goes first.
+const WORD =
+  /("[^"]*"|'[^']*')|(self(?:\.\w+)+)|(?<!\.)\b(def|return|self|None|True|False)\b|(\b\d[\w.]*)|([^\W\d]\w*)/g;
+// Of a long line the path to a module or an operator goes first.
+const PATH = / = (getattr\(.*\)(?=\.\w+\()|getattr\(.*(?=, "\w+"\)\()|torch\.ops\.\w+(?=\.))/;
 const brief = (text, room) =>
-  elide(text.length > room ? text.replace(/ = getattr\(.*\)\.(?=\w+\()/, " = ….") : text, room);
+  elide(text.length > room ? text.replace(PATH, " = …") : text, room);
 const isGroup = (kid) => typeof kid === "object";
 const alive = (slots) => slots.filter((slot) => slot.st === 0);
 const key = (place) => `${place[3]}:${place[1]}`;
@@ -101,7 +105,7 @@ export class Story {
     data.steps.forEach((step, k) => {
       for (const [id, change] of step.ch || []) {
         const { past } = this.rows.get(id);
-        past.push({ ...past[past.length - 1], ...change, since: k + 1 });
+        past.push({ ...past.at(-1), ...change, since: k + 1 });
       }
     });
   }
@@ -196,10 +200,10 @@ export class Story {
     for (const group of groups) {
       const kids = [];
       for (const kid of group.kids) {
-        const run = kids[kids.length - 1];
+        const run = kids.at(-1);
         if (isGroup(kid) && isGroup(run) && run.sign === kid.sign) {
           if (!run.times) kids[kids.length - 1] = { ...run, kids: [run], key: `x${run.key}`, times: 1 };
-          const repeat = kids[kids.length - 1];
+          const repeat = kids.at(-1);
           repeat.kids.push(kid);
           repeat.size += kid.size;
           repeat.times++;
@@ -241,7 +245,7 @@ export class Viewer {
     this.build();
     this.theme();
     const heed = { wall: (on) => this.wall(!!on), predict: (on) => this.predict(!!on), step: (to) =>
-      this.go(Number(to) || 0), selection: (name) => this.pick(name || ""), notes: () => this.tell() };
+      this.go(+to || 0), selection: (name) => this.pick(name || ""), notes: () => this.tell() };
     for (const [name, run] of Object.entries(heed)) {
       run(host.get(name));
       host.on(name, () => run(host.get(name)));
@@ -285,7 +289,7 @@ export class Viewer {
     this.grid = h("div.f-grid", { tabindex: 0, role: "treegrid", "aria-readonly": "true",
       "aria-label": `${elide(d.title, 80)}: nodes and code` }, this.canvas);
     this.slider = h("input.f-slider", { type: "range", min: 0, max: last, step: 1, "aria-label": "step" });
-    on(this.slider, "input", () => this.go(Number(this.slider.value)));
+    on(this.slider, "input", () => this.go(+this.slider.value));
     const ticks = d.passes.filter((pass) => pass.first > 1 && !pass.quiet).map(({ first }) =>
       h("i", { style: `left:${(100 * (first - 1)) / last}%` }));
     this.code = button("f-code", "", "copy the code of this step", () => {
@@ -326,7 +330,7 @@ export class Viewer {
   // The source ends where the divider is put.
   divide(x) {
     const { left, width } = this.root.getBoundingClientRect();
-    this.style("--left", `${Math.max(15, Math.min(75, (100 * (x - left)) / width))}%`);
+    this.style("--left", `${clamp(15, (100 * (x - left)) / width, 75)}%`);
   }
 
   // Light and dark follow JupyterLab and Notebook 7, VS Code, Colab, else the system.
@@ -350,7 +354,7 @@ export class Viewer {
   }
 
   go(step) {
-    step = Math.max(0, Math.min(this.story.last, step));
+    step = clamp(0, step, this.story.last);
     if (step === this.step && this.frame) return;
     Object.assign(this, { step, judged: null, opened: null });
     this.say("");
@@ -388,6 +392,8 @@ export class Viewer {
 
   now(id) { return this.story.at(id, this.step); }
 
+  info(id) { return this.story.rows.get(id); }
+
   spot(id) { return this.place.get(id) ?? this.ghosts.get(id); }
 
   outer() { return alive(this.frame.slots).filter((slot) => !slot.inner).map((slot) => slot.id); }
@@ -416,7 +422,7 @@ export class Viewer {
     const closed = this.closed || this.guessing, items = (this.items = []), stack = [[tree.root, 0]];
     const shown = (slot) => !closed || slot.st === 0 || (slot.st === 1 && slot.strong);
     while (stack.length) {
-      const top = stack[stack.length - 1], kid = top[0].kids[top[1]++], level = stack.length;
+      const top = stack.at(-1), kid = top[0].kids[top[1]++], level = stack.length;
       if (kid === undefined) stack.pop();
       else if (!isGroup(kid)) { if (shown(frame.slots[kid])) items.push({ slots: [frame.slots[kid]], level }); }
       else if (this.folds.get(kid.key) ?? tree.opened.has(kid.key)) stack.push([kid, 0]);
@@ -438,7 +444,7 @@ export class Viewer {
         for (const input of this.now(id).ins) {
           const from = this.place.get(input), list = this.users.get(input);
           if (list) list.push(id); else this.users.set(input, [id]);
-          if (from === undefined) this.dangling.push([index, this.ghosts.get(input)]);
+          if (!(from >= 0)) this.dangling.push([index, this.ghosts.get(input)]);
           else if (from !== index || !group) into.add(from);
         }
       return live.length ? [...into] : null;
@@ -457,7 +463,7 @@ export class Viewer {
     if (follow) {
       const step = story.steps[this.step];
       const at = (step ? [step.r, ...step.m] : []).map((id) => this.spot(id));
-      this.reveal(at.find((index) => index !== undefined));
+      this.reveal(at.find((index) => index >= 0));
     }
     this.paint();
     this.tell();
@@ -493,7 +499,7 @@ export class Viewer {
     Object.assign(this, { row, group: null });
     this.show();
     const folded = this.items.findIndex((item) => item.group === home), at = folded < 0 ? this.place.get(row) : folded;
-    if (at !== undefined) this.choose(at);
+    if (at >= 0) this.choose(at);
   }
 
   choose(index) {
@@ -516,7 +522,7 @@ export class Viewer {
 
   // To the first input or user; with Shift, to the next one of the same row.
   toward(what, ids, again) {
-    const places = (ids || []).map((id) => this.place.get(id)).filter((at) => at !== undefined);
+    const places = (ids || []).map((id) => this.place.get(id)).filter((at) => at >= 0);
     if (again && this.hop && this.hop.what === what && this.hop.to === this.row) this.hop.k++;
     else this.hop = { what, k: 0, all: [...new Set(places)] };
     const { all, k } = this.hop, n = all.length;
@@ -549,7 +555,6 @@ export class Viewer {
     if (at >= 0 && height && (y < tall || y > height - 2 * tall)) grid.scrollTop = Math.max(0, at * tall - height / 2);
   }
 
-  // The rows in view, and the lanes behind them.
   paint() {
     if (!this.items) return;
     const { grid, tall } = this, top = grid.scrollTop, from = Math.max(0, Math.floor(top / tall) - 4);
@@ -574,7 +579,7 @@ export class Viewer {
   lineOf({ id, st, inner }) {
     const text = this.story.line(id, this.step), start = "def forward(self, ", { given } = this;
     if (this.now(id).letter !== "P" || st || inner) return (inner ? "    " : "") + text;
-    return (given[0] === id ? start : " ".repeat(start.length)) + text + (given[given.length - 1] === id ? "):" : ",");
+    return (given[0] === id ? start : " ".repeat(start.length)) + text + (given.at(-1) === id ? "):" : ",");
   }
 
   paintRow(index, picked) {
@@ -611,8 +616,8 @@ export class Viewer {
       cell("shape", empty ? "" : elide(now.shape, this.data.width)));
     for (const { values, max, unit } of this.columns) {
       const value = values[slot.id], known = value !== undefined && slot.st === 0;
-      const bar = h("i", { style: `width:${Math.min(100, Math.max(1, (100 * value) / max))}%` });
-      row.append(cell("metric", known && [bar, h("span", `${short(value)}${unit}`)]));
+      const bar = h("i", { style: `width:${clamp(1, (100 * value) / max, 100)}%` });
+      row.append(cell("metric", known && [bar, h("span", short(value, unit))]));
     }
     if (empty) return add(row, { "aria-label": "a row that a later step makes" });
     const names = (list) => (list || []).map((id) => this.nameOf(id)).join(", ") || "nothing";
@@ -621,12 +626,10 @@ export class Viewer {
     return add(row, { "aria-label": `${said}; read by ${names(this.users.get(slot.id))}` });
   }
 
-  // A line of code in colours; every piece is a text node.
   tokens(text, now) {
     const out = h("span"), known = new Set(now.ins.map((id) => this.nameOf(id)));
-    const words = /("[^"]*"|'[^']*')|(self(?:\.\w+)+)|\b(def|return|self|None|True|False)\b|(\b\d[\w.]*)|([^\W\d]\w*)/g;
     let last = 0, named = false;
-    for (const [all, string, path, word, number, name] of (text.length > 4000 ? "" : text).matchAll(words)) {
+    for (const [all, string, path, word, number, name] of (text.length > 4000 ? "" : text).matchAll(WORD)) {
       const at = text.indexOf(all, last), own = name === now.name && !named;
       const kind = string ? "st" : path ? "tg" : word ? "kw" : number ? "nu" : own ? "nm" : known.has(name) ? "rf" : "";
       named = named || own;
@@ -663,11 +666,11 @@ export class Viewer {
       }
     }
     for (const [row, other] of [...this.dangling, ...back])
-      if (other !== undefined && Math.max(row, other) >= from && Math.min(row, other) < to) arc(row, other, 16, "bad");
+      if (other >= 0 && Math.max(row, other) >= from && Math.min(row, other) < to) arc(row, other, 16, "bad");
     const here = this.place.get(this.row);
-    for (const id of here === undefined ? [] : this.story.rows.get(this.row).from) {
+    for (const id of here >= 0 ? this.info(this.row).from : []) {
       const old = this.spot(id);
-      if (old !== undefined && old !== here) arc(here, old, 22, "ribbon");
+      if (old >= 0 && old !== here) arc(here, old, 22, "ribbon");
     }
     for (let row = from; row < to; row++) {
       const { group, slots: [slot] } = this.items[row], ghost = !group && slot.st === 1,
@@ -692,9 +695,10 @@ export class Viewer {
       ...frames.map(([file, line, name], k) =>
         button(`f-frame${k === level ? ".on" : ""}`, file.split("/").pop() + (line ? `:${line}` : ""),
           `${file} line ${line}, in ${name}`, () => { this.level = k; this.tell(); })));
-    const text = quiet ? quiet.sentence : step ? step.t : `start: ${data.title}, ${plural(this.place.size, "node")}`;
+    const text = quiet ? quiet.sentence : step ? step.t : `start: ${data.title}, ${plural(this.place.size, "node")}.${
+      story.last ? " ▶ or Right: the next step." : ""}`;
     if (this.sentence.textContent !== text) this.sentence.textContent = text;
-    this.sentence.classList.toggle("bad", !!step && step.k === "error");
+    flag(this.sentence, "bad", !!step && step.k === "error");
     add(this.change, this.change.replaceChildren(), step && !quiet && this.changed(step));
     const pass = quiet || (isPass && this.step === span.last ? span : null), same = pass && pass.same, facts = [];
     const fact = (label, words, bad, more) =>
@@ -746,14 +750,15 @@ export class Viewer {
           h("span.no", String(source.line + k)), h("span", text || " ")))
         : [h("div.dim", `${place[0]}:${place[1]} in ${place[2]} (its text was not stored)`)]));
     }
-    for (const line of box.children) {
+    [...box.children].forEach((line, k, all) => {
       const at = (line.dataset.line || "").slice(1), now = at === key(place);
-      line.classList.toggle("now", now);
-      line.classList.toggle("did", kind === "p" && did.has(at));
+      flag(line, "now", now);
+      flag(line, "did", kind === "p" && did.has(at));
       attrs(line, { "aria-current": now ? "true" : null });
-      const y = line.offsetTop - box.scrollTop;
-      if (now && (y < 0 || y > box.clientHeight - 24)) box.scrollTop += y - box.clientHeight / 2;
-    }
+      const tall = line.offsetHeight, y = line.offsetTop - box.scrollTop;
+      if (now && (y < 0 || y > box.clientHeight - tall))
+        box.scrollTop = (all[k - (box.clientHeight / tall >> 1)] || line).offsetTop;
+    });
   }
 
   changed(step) {
@@ -775,11 +780,10 @@ export class Viewer {
     return out;
   }
 
-  // What a run computed here, beyond its sentence.
   value(v) {
     const bars = v.histogram || [], top = Math.max(1, ...bars), image = v.thumbnail;
     const rects = bars.map((n, k) => svg("path", { d: `M${k * 10} 40v${(-38 * n) / top}h9V40` }));
-    return [v.seconds && h("div", `${short(v.seconds * 1e3)} ms`),
+    return [v.seconds && h("div", short(v.seconds * 1e3, "ms")),
       bars.length > 0 && svg("svg", { class: "f-hist", viewBox: "0 0 160 40", role: "img",
         "aria-label": `histogram: ${bars.join(" ")}` }, rects),
       image && h("img.f-thumb", { src: `data:image/png;base64,${image}`, alt: "its last two dimensions" })];
@@ -788,9 +792,8 @@ export class Viewer {
   about() {
     this.detail.hidden = this.row === null;
     if (this.row === null) return;
-    const { path, source, from } = this.story.rows.get(this.row), now = this.now(this.row);
-    const dim = (text) => h("span.dim", text), known = (id) => this.story.rows.has(id),
-      [, module, type] = this.data.paths[path] || [];
+    const { path, source, from } = this.info(this.row), now = this.now(this.row);
+    const dim = (text) => h("span.dim", text), [, module, type] = this.data.paths[path] || [];
     const link = (id) => [button("f-link", elide(this.nameOf(id), 40), this.nameOf(id), () => this.select(id)), " "];
     const links = (label, ids) => [dim(label), ids.length ? ids.slice(0, 8).map(link) : "nothing ",
       ids.length > 8 ? `and ${ids.length - 8} more ` : ""];
@@ -798,8 +801,10 @@ export class Viewer {
       h("div.full", h("b", elide(now.name, 200)), ` ${OPS[now.letter]} ${now.shape} `,
         h("code", this.story.line(this.row, this.step))),
       h("div", links("◂ reads ", now.ins), links("▸ read by ", this.users.get(this.row) || [])));
-    if (from.length) add(this.detail, h("div", dim("came from "), from.map((id) =>
-      (known(id) ? this.nameOf(id) : String(id))).join(" + ")));
+    // What was there before the rows that it came from has taken them up.
+    const roots = from[0] > this.row ? [this.row, ...from] : from;
+    if (from.length) add(this.detail, h("div", dim("came from "),
+      roots.map((id) => (this.info(id) ? this.nameOf(id) : id)).join(" + ")));
     const made = source.map(([file, line, name]) => `${file}:${line} ${name}`).join(" ← ");
     if (module || made) add(this.detail, h("div", module ? [dim("in "), `${module} ${type} `] : "",
       made ? [dim("made at "), made] : ""));
@@ -809,8 +814,8 @@ export class Viewer {
     const { data, story } = this, step = story.steps[this.step], s = step ? step.s : -1, pass = data.passes[s];
     this.chips.forEach((chip, k) => {
       const { name, first, last, bad } = data.passes[k], at = k === s ? `${this.step - first + 1}/` : "";
-      chip.firstChild.textContent = `${name} ${at}${Math.max(0, last - first + 1)}${bad && ` · ${bad}`}`;
-      chip.classList.toggle("on", k === s);
+      chip.firstChild.textContent = `${elide(name, 28)} ${at}${Math.max(0, last - first + 1)}${bad && ` · ${bad}`}`;
+      flag(chip, "on", k === s);
       attrs(chip, { "aria-current": k === s ? "step" : null });
     });
     const live = this.outer().length, before = pass ? pass.nodes : live;
@@ -831,11 +836,11 @@ export class Viewer {
   click({ target }) {
     const row = target.closest("[data-index]"), item = row && this.items[row.dataset.index];
     this.focus();
-    if (item && (item.group || item.slots[0].st < 2)) this.choose(Number(row.dataset.index));
+    if (item && (item.group || item.slots[0].st < 2)) this.choose(+row.dataset.index);
     if (item && item.group && target.closest(".nm")) this.toggle();
   }
 
-  made(id, at) { return this.story.rows.get(id).source.some((place) => key(place) === at); }
+  made(id, at) { return this.info(id).source.some((place) => key(place) === at); }
 
   // Hovering a row or a source line lights up the other two; so does the selected row.
   light(what) {
@@ -852,26 +857,26 @@ export class Viewer {
     const lines = new Set(isLine ? [lit] : []);
     for (const id of isLine ? [] : lit ? ids : row === null ? [] : [row]) {
       for (const [line, rows] of edited) if (rows.has(id)) lines.add(`p${line}`);
-      for (const place of this.story.rows.get(id).source) lines.add(`u${key(place)}`).add(`p${key(place)}`);
+      for (const place of this.info(id).source) lines.add(`u${key(place)}`).add(`p${key(place)}`);
     }
     for (const one of this.canvas.querySelectorAll("[data-index]"))
-      one.classList.toggle("lit", this.items[one.dataset.index].slots.some(({ id }) => ids.has(id)));
+      flag(one, "lit", this.items[one.dataset.index].slots.some(({ id }) => ids.has(id)));
     for (const one of this.root.querySelectorAll("[data-line]"))
-      one.classList.toggle("lit", lines.has(one.dataset.line));
+      flag(one, "lit", lines.has(one.dataset.line));
   }
 
   chooseLine(line) {
     const at = line.slice(1);
     if (this.guessing && line[0] === "p") { this.judge(null, at); return; }
     const ids = [...(line[0] === "p" && this.edited().get(at) || []), ...this.frame.slots.map(({ id }) => id)
-      .filter((id) => this.made(id, at))], found = ids.find((id) => this.spot(id) !== undefined);
-    if (found !== undefined) this.select(found);
+      .filter((id) => this.made(id, at))], found = ids.find((id) => this.spot(id) >= 0);
+    if (found >= 0) this.select(found);
   }
 
   matching() {
     const wanted = this.query.toLowerCase(), out = [];
     const hit = ({ id, st }) => {
-      const now = this.now(id), places = this.story.rows.get(id).source.map(([file, line]) => `${file}:${line}`);
+      const now = this.now(id), places = this.info(id).source.map(([file, line]) => `${file}:${line}`);
       return st < 2 && [now.name, now.target, OPS[now.letter], now.shape, ...places].some((text) =>
         text.toLowerCase().includes(wanted));
     };
@@ -884,31 +889,31 @@ export class Viewer {
     this.query = query.trim();
     const [, name, step, row] = this.query.match(/^(.*):(\d+)(?:\/(.*))?$/s) || [];
     if (by && this.data.passes.some((pass) => pass.name === name)) {
-      this.go(Number(step));
+      this.go(+step);
       if (row) this.pick(row);
       return;
     }
     const hits = (this.hits = this.matching()), now = this.chosen();
     const next = by < 0 ? hits.findLast((at) => at < now) : hits.find((at) => (by ? at > now : at >= now));
     const at = next ?? hits.at(by < 0 ? -1 : 0);
-    if (at !== undefined && by && this.items[at].group) {
+    if (at >= 0 && by && this.items[at].group) {
       this.folds.set(this.items[at].group.key, true);
       this.group = null;
       this.show();
       this.find(query, by);
       return;
     }
-    if (at !== undefined) this.choose(at); else this.paint();
-    const which = at === undefined ? "" : `${hits.indexOf(at) + 1} of `;
+    if (at >= 0) this.choose(at); else this.paint();
+    const which = at >= 0 ? `${hits.indexOf(at) + 1} of ` : "";
     this.say(this.query ? `${which}${this.total} found` : "");
   }
 
   predict(on) {
     if (this.guessing === on) return;
     Object.assign(this, { guessing: on, judged: null });
-    this.predictButton.classList.toggle("on", on);
+    flag(this.predictButton, "on", on);
     attrs(this.predictButton, { "aria-pressed": String(on) });
-    this.root.classList.toggle("predicting", on);
+    flag(this.root, "predicting", on);
     this.host.set("predict", on);
     if (this.frame) this.show();
   }
@@ -938,7 +943,7 @@ export class Viewer {
   wall(on) {
     if (this.isWall === on) return;
     const { root } = this;
-    root.classList.toggle("wall", (this.isWall = on));
+    flag(root, "wall", (this.isWall = on));
     attrs(root, { popover: on && "manual" });
     if (on && root.isConnected) root.showPopover();
     this.host.set("wall", on);
@@ -1015,8 +1020,6 @@ export class Viewer {
     run();
   }
 }
-
-// The two hosts: a Jupyter widget, and a page of its own.
 
 async function unpack(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));

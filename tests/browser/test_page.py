@@ -128,6 +128,16 @@ def test_a_chip_goes_to_the_first_step_of_its_pass_and_then_to_its_last(show, ti
         assert shown.step() == step
 
 
+def test_the_units_of_small_numbers_stand_apart_too(show):
+    story = timeline_of(lambda x: x + 1, None, (torch.zeros(2, 2),))
+    shown = show(story, step=len(story))
+    shown.page.locator(".f-menu summary").click()
+    shown.page.get_by_label("bytes", exact=True).check()
+    texts = shown.page.locator(".f-row .f-metric span").all_inner_texts()
+    assert "16 B" in texts or "48 B" in texts
+    assert all(re.fullmatch(r"\d[\d.]* (B|kB|ns|µs|ms|s)", text) for text in texts), texts
+
+
 def test_without_javascript_a_page_has_its_title_its_passes_and_says_what_it_needs(
     browser, tab, timeline, fuse, tmp_path
 ):
@@ -201,6 +211,24 @@ def test_inputs_and_readers_have_marks_of_their_own_and_keys_follow_them(show, t
     assert page.locator(".f-row.selected .nm").inner_text() == "stem_conv"
     shown.press("u", "u")
     assert page.locator(".f-row.selected .nm").inner_text() == "stem_relu"
+
+
+def test_a_row_says_what_it_came_from_and_counts_itself_if_it_was_there(show, timeline, fuse):
+    shown = show(timeline, step=fuse.last, selection="stem_conv")
+    assert "came from stem_conv + stem_bn" in shown.text("detail")
+    assert shown.page.locator("path.ribbon").count() == 1
+
+    def tanh_for_relu(gm):
+        (relu,) = gm.graph.find_nodes(op="call_function", target=torch.relu)
+        with gm.graph.inserting_after(relu):
+            new = gm.graph.call_function(torch.tanh, relu.args)
+        relu.replace_all_uses_with(new)
+        gm.graph.erase_node(relu)
+
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x) + 1)
+    with fxlab.record(gm) as recorded:
+        tanh_for_relu(gm)
+    assert "came from relu\n" in show(recorded, step=3, selection="tanh").text("detail") + "\n"
 
 
 def test_modules_fold_repeats_fold_to_one_and_hidden_rows_are_counted(show, timeline, fuse):
@@ -337,6 +365,41 @@ def test_narrow_windows_stack_the_source_above_the_rows(show, timeline, fuse):
     wide = shown.page.evaluate("document.documentElement.scrollWidth")
     assert wide <= 320
     assert shown.page.locator(".f-row").count() > 5
+
+
+@pytest.mark.parametrize("wide", [800, 600])
+def test_a_long_program_in_a_narrow_window_scrolls_in_its_own_pane(show, wide):
+    shown = show(chain(2_000, 3), size=(wide, 700))
+    assert shown.page.locator(".fxl").bounding_box()["height"] < 1000
+    assert shown.page.locator(".f-row").count() < 60
+    shown.press("End", "ArrowUp")
+    assert shown.page.locator(".f-row.selected").count() == 1
+    assert shown.page.locator(".f-grid").evaluate("(grid) => grid.scrollTop") > 0
+    shown.press("w")
+    assert shown.page.locator(".f-row").count() < 60
+
+
+def test_the_line_that_made_an_edit_is_seen_whole_and_from_its_first_line_on(show, timeline, fuse):
+    def long_line(gm):
+        for node in list(gm.graph.find_nodes(op="call_function")):
+            node.args, unused = (*node.args[:1], node.args[0]), "a long line " + "of words " * 20
+        return unused and gm
+
+    gm = fxlab.symbolic_trace(lambda x: x + 1)
+    with fxlab.record(gm) as recorded:
+        long_line(gm)
+    line = show(recorded, step=1).page.locator(".f-source").first.locator(".f-code-line.now")
+    assert line.bounding_box()["height"] > 30
+    assert line.evaluate("(one) => one.scrollWidth <= one.parentElement.clientWidth")
+    box = show(timeline, step=fuse.last).page.locator(".f-source").first
+    tops = box.evaluate("(one) => [one.scrollTop, ...[...one.children].map((k) => k.offsetTop)]")
+    assert tops[0] > 0 and min(abs(top - tops[0]) for top in tops[1:]) <= 1
+
+
+def test_the_first_view_says_how_to_step_unless_there_are_no_steps(show, timeline):
+    assert show(timeline).text("sentence").endswith("Right: the next step.")
+    empty = show(timeline_of(fxlab.symbolic_trace(lambda x: x + 1)))
+    assert empty.text("sentence") == "start: GraphModule, 3 nodes."
 
 
 def test_buttons_are_large_enough_for_a_finger_and_a_tap_selects(show, timeline, fuse):
@@ -642,7 +705,7 @@ def test_a_run_shows_each_value_small_and_a_public_copy_shows_none(show):
     assert shown.page.locator(".f-hist path").count() == 16
     public = show(story, step=story.passes[1].first + 1, share="public")
     assert public.page.locator(".f-thumb, .f-hist").count() == 0
-    assert public.text("sentence") == "sub is f32[3, 4]; 48 bytes live"
+    assert public.text("sentence") == "sub is f32[3, 4]; 48 B live"
 
 
 def test_a_trace_opens_beside_the_models_source(show, wrong):
@@ -683,6 +746,15 @@ def test_of_a_long_line_the_path_to_a_module_is_elided_first(show, timeline):
     shown = show(timeline, size=(940, 800), step=timeline.passes[0].last)
     lines = {row["name"]: row["line"] for row in shown.rows()}
     assert lines["body_1_conv"] == "body_1_conv = ….conv(body_0_relu)"
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.ReLU())
+    traced = fxlab.symbolic_trace(model)
+    long = "a_name_as_long_as_names_of_deep_modules_are"
+    list(traced.graph.nodes)[1].name = long
+    lines = {row["name"]: row["line"] for row in show(timeline_of(traced), size=(940, 800)).rows()}
+    assert lines[long] == f'{long} = …, "0")(input_1)'
+    exported = timeline_of(torch.export.export(model, (torch.randn(2, 4),)))
+    lines = {row["name"]: row["line"] for row in show(exported, size=(940, 800)).rows()}
+    assert lines["linear"].startswith("linear = ….linear.default(input")
     wide = show(timeline, size=(1900, 800), step=timeline.passes[0].last)
     assert (
         'getattr(self.body, "1").conv(body_0_relu)' in wide.page.locator(".f-canvas").inner_text()
