@@ -107,9 +107,53 @@ class Hands(nn.Module):
         return scaled(x, training=self.training)
 
 
-def test_a_function_that_asks_by_is_whether_its_training_flag_is_true_is_warned_of():
-    with pytest.warns(TraceWarning, match="`training is True` or `is False` does not hold"):
-        fxlab.symbolic_trace(Hands())
+def through_a_variable(x, mode):
+    now = mode
+    return x * 2 if now is not False else x * 3
+
+
+def both_ways(x, on, rate, strict=False):
+    x = x * 2 if strict is True else x * 3
+    return F.dropout(x, rate, on)
+
+
+class AsksByIs(nn.Module):
+    def forward(self, x, on=None):
+        return x * 2 if on is True else x * 3
+
+
+class HandsToModule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = AsksByIs()
+
+    def forward(self, x):
+        return self.part(x, self.training)
+
+
+HANDS = {
+    "keyword": Hands(),
+    "any name": Model(lambda m, x: through_a_variable(x, m.training)),
+    "module": HandsToModule(),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", HANDS)
+def test_a_function_that_asks_by_is_gets_the_training_flag_as_a_bool_which_is_said(name, training):
+    m = HANDS[name].train(training)
+    codes = scaled.__code__, through_a_variable.__code__, AsksByIs.forward.__code__
+    with pytest.warns(TraceWarning, match="training was fixed to"):
+        gm = fxlab.symbolic_trace(m)
+    assert torch.equal(gm(X), m(X))
+    assert codes == (scaled.__code__, through_a_variable.__code__, AsksByIs.forward.__code__)
+
+
+def test_a_flag_beside_a_parameter_that_is_asked_by_is_stays_alive():
+    m = Model(lambda m, x: both_ways(x, m.training, 0.5))
+    gm = fxlab.symbolic_trace(m)  # a warning is an error
+    for training in (True, False):
+        assert torch.equal(run(gm.train(training), X), run(m.train(training), X))
 
 
 def test_a_submodule_can_be_given_the_training_flag():

@@ -67,10 +67,6 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
     tracer._reset()
     tracer._examples, tracer.root_function = example_inputs, inspect.unwrap(fn)
     tracer._autowrap_function_ids.update(patches.wrapped_functions)
-    for inner in (vars(m).get("_graph") for m in tracer._paths()):
-        for node in inner.nodes if isinstance(inner, Graph) else ():
-            if node.meta.get("is_wrapped"):  # what was a leaf stays one when it is traced again
-                tracer._autowrap_function_ids[id(node._target)] = node._target
     tracer._retracing, tracer._tracing = hasattr(tracer.root, "_graph"), True
     with contextlib.ExitStack() as around:
         for watcher in watchers:

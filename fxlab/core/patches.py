@@ -31,7 +31,7 @@ from .proxy import Proxy
 
 _local = threading.local()
 _lock = threading.RLock()
-_undo = contextlib.ExitStack()
+_undo: list[tuple[Any, ...]] = []
 _depth = 0
 _call_code = Module.__call__.__code__
 _getattr_code = Module.__getattr__.__code__
@@ -62,7 +62,7 @@ def tracing(tracer: Any) -> Generator[None]:
             if _depth == 0:
                 _install()
         except BaseException:
-            _undo.close()
+            _put_back()
             raise
         _depth += 1
     outer, _local.tracer = current_tracer(), tracer
@@ -74,7 +74,17 @@ def tracing(tracer: Any) -> Generator[None]:
         with _lock:
             _depth -= 1
             if _depth == 0:
-                _undo.close()
+                _put_back()
+
+
+def _put_back() -> None:
+    try:
+        while _undo:
+            function, *arguments = _undo.pop()
+            function(*arguments)
+    finally:
+        if _undo:
+            _put_back()
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
@@ -83,19 +93,17 @@ def _set(owner: Any, name: str, value: Any) -> None:
     A function's code is swapped where it can be: unlike a new attribute of a class that
     invalidates no type's caches.
     """
-    fields = {name: owner.__code__} if name == "__code__" else cast(Any, vars)(owner)
-    old = cast(Any, fields).get(name, _NOT_THERE)
-    put_back: Any = (delattr, owner, name) if old is _NOT_THERE else (setattr, owner, name, old)
-    _undo.callback(*put_back)
+    old = owner.__code__ if name == "__code__" else owner.__dict__.get(name, _NOT_THERE)
+    _undo.append((delattr, owner, name) if old is _NOT_THERE else (setattr, owner, name, old))
     setattr(owner, name, value)
 
 
 def replace(table: dict[str, Any], new: dict[str, Any]) -> None:
     """Set items of a dict of globals, and note how to put them back."""
     with _lock:
-        _undo.callback(table.update, {name: table[name] for name in new if name in table})
-        for name in new.keys() - table.keys():
-            _undo.callback(table.__delitem__, name)
+        old = {name: table[name] for name in new if name in table}
+        _undo.extend((table.pop, name, None) for name in new.keys() - old.keys())
+        _undo.append((table.update, old))
         table.update(new)
 
 

@@ -37,7 +37,11 @@ UNKNOWN = object()
 answers: list[Callable[[TracerBase, Proxy, str], Any]] = []
 """Asked in turn for a value that Python insists on now: (tracer, proxy, what) -> it or UNKNOWN."""
 probes: list[Callable[[TracerBase, Proxy, str, types.FrameType], None]] = []
-"""Told when a user's frame asks a Proxy for its class ("") or for what no tensor has (the name)."""
+"""Told when a frame asks a Proxy for its class (""), its text (`TEXT`), or for an attribute that no
+tensor has or that is `doubtful` (the name): (tracer, proxy, name, frame)."""
+TEXT = "__repr__"
+doubtful: set[str] = set()
+"""Attributes of tensors that may be None."""
 advisers: list[Callable[[Node, TracerBase, str], list[str]]] = []
 """Asked for hints when a Proxy must refuse what Python wants (the protocol's name)."""
 
@@ -76,25 +80,21 @@ class Proxy:
         """torch.fx's Proxy, since model libraries ask `isinstance(x, torch.fx.Proxy)`."""
         frame = sys._getframe(1)
         code = frame.f_code
-        if errors.is_users(code.co_filename) or code.co_name == "is_tensor":
-            for probe in probes:
-                probe(self.tracer, self, "", frame)
+        if errors.is_users(code.co_filename) or code.co_name in ("is_tensor", "__instancecheck__"):
+            _probe(self, "", frame)
         return torch.fx.Proxy
 
     def __repr__(self) -> str:
-        text = f"{type(self).__name__}({self.__dict__['node']._name})"
-        self.tracer._texts.add(text)
-        return text
+        return _text(self, f"{type(self).__name__}({self.__dict__['node']._name})")
 
     def __format__(self, spec: str) -> str:
         return repr(self)
 
     def __getattr__(self, k: str) -> Any:
-        if not hasattr(torch.Tensor, k):
+        if k in doubtful or not hasattr(torch.Tensor, k):
             if k[:2] == "__" and k[-2:] == "__":
                 raise AttributeError(f"{type(self).__name__} has no {k}")
-            for probe in probes:
-                probe(self.tracer, self, k, sys._getframe(1))
+            _probe(self, k, sys._getframe(1))
         return Attribute(self, k)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -159,6 +159,17 @@ def _new_proxy(cls: type, fields: dict[str, Any]) -> Any:
     proxy = cast(Any, object).__new__(cls)
     proxy.__dict__.update(fields)
     return proxy
+
+
+def _probe(proxy: Proxy, name: str, frame: types.FrameType) -> None:
+    for probe in probes:
+        probe(proxy.tracer, proxy, name, frame)
+
+
+def _text(proxy: Proxy, text: str) -> str:
+    proxy.tracer._texts.add(text)
+    _probe(proxy, TEXT, sys._getframe(2))
+    return text
 
 
 def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
@@ -263,9 +274,7 @@ class Attribute(Proxy):
         return self.__dict__["_node"]
 
     def __repr__(self) -> str:
-        text = f"Attribute({self.root!r}.{self.attr})"
-        self.tracer._texts.add(text)
-        return text
+        return _text(self, f"Attribute({self.root!r}.{self.attr})")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
         """Record a method call; no getattr is made."""

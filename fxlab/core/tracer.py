@@ -459,9 +459,10 @@ class Tracer(TracerBase):
             while todo:
                 path, module = todo.pop()
                 if module not in found:
-                    found[module], dot = path, f"{path}." if path else ""
-                    parts = reversed(module._modules.items())
-                    todo += [(dot + name, part) for name, part in parts if part is not None]
+                    found[module], parts = path, module._modules
+                    if parts:
+                        dot, parts = f"{path}." if path else "", reversed(parts.items())
+                        todo += [(dot + name, part) for name, part in parts if part is not None]
         return self.submodule_paths
 
     def _tensor_paths(self) -> dict[int, str]:

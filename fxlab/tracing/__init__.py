@@ -11,11 +11,11 @@ them into every trace.
 
 from __future__ import annotations
 
-from . import advice, factories, known, losses, pytrees, stars, switches
+from . import advice, factories, known, leaves, losses, pytrees, stars, switches
 from .check import symbolic_trace
 from .leaves import ProxyableClassMeta, wrapped
 
 __all__ = ["ProxyableClassMeta", "symbolic_trace", "wrapped"]
 
-for _part in (advice, factories, known, losses, pytrees, stars, switches):
+for _part in (advice, factories, known, leaves, losses, pytrees, stars, switches):
     _part.install()

@@ -1,16 +1,37 @@
 """What else is recorded as one call, besides torch's modules and functions marked with `wrap`?
 
-Functions for the time of a `with` block, and classes whose instances are built from traced values
-(paper, section 4.1: the author of a model decides where tracing stops).
+Functions for the time of a `with` block, those that were leaves of a module that is traced again,
+and classes whose instances are built from traced values (paper, section 4.1: the author of a model
+decides where tracing stops).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from fxlab.core import patches
+from fxlab.core.capture import watchers
+from fxlab.core.graph import Graph
+from fxlab.core.tracer import Tracer
+
+
+def install() -> None:
+    """Stand around every trace."""
+    if watch not in watchers:
+        watchers.append(watch)
+
+
+@contextmanager
+def watch(tracer: Tracer) -> Iterator[None]:
+    """Let what was a leaf of a GraphModule stay one when that is traced again."""
+    for module in tracer._paths():
+        graph = vars(module).get("_graph")
+        for node in graph.nodes if isinstance(graph, Graph) else ():
+            if node.meta.get("is_wrapped"):
+                tracer._autowrap_function_ids[id(node.target)] = node.target
+    yield
 
 
 @contextmanager

@@ -2,19 +2,30 @@
 
 `x is None` and `type(x)` ask no method of the value, and an assignment to a global calls none, so
 tracing (paper, section 5.3) bakes the one answer that a Proxy gives and forgets the other. They can
-be read from the bytecode of the functions that a trace goes through, before it begins.
+be read from the bytecode of the functions that a trace goes through, before it begins; and what a
+frame does with the answer that it gets just now, from its code and source.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import functools
+import itertools
+import linecache
+import re
 import types
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from fxlab.core.errors import Frame, is_users
+
+BUILTINS = ("type", "callable")
+"""Functions that answer for a Proxy without asking it."""
+_DRAWS = re.compile(
+    r"\w*rand\w*|choices?|shuffle|sample|uniform_?|gauss|normal_?|bernoulli_?|\w*dropout\w*|init"
+).fullmatch
 
 
 @dataclass
@@ -23,17 +34,19 @@ class Facts:
 
     Attributes:
         none: Parameter -> the place where it is compared with None.
-        type: Parameter -> the place where its type is asked for.
-        truth: Parameter -> the place where it is compared with True or False by `is`.
+        builtins: (one of `BUILTINS`, parameter) -> the place where it is asked of that.
+        truth: Variable -> the place where it is compared with True or False by `is`.
         names: Global names that it reads.
         stored: Global names that it assigns.
+        draws: Whether one of the names may draw random numbers.
     """
 
     none: dict[str, Frame] = field(default_factory=dict)
-    type: dict[str, Frame] = field(default_factory=dict)
+    builtins: dict[tuple[str, str], Frame] = field(default_factory=dict)
     truth: dict[str, Frame] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
+    draws: bool = False
 
 
 _facts: weakref.WeakKeyDictionary[Any, Facts] = weakref.WeakKeyDictionary()
@@ -50,6 +63,7 @@ def facts(function: types.FunctionType) -> Facts:
             todo += [c for c in code.co_consts if isinstance(c, types.CodeType)]
             found.names.update(code.co_names)
             _read(code, found)
+        found.draws = any(map(_DRAWS, found.names))
     return found
 
 
@@ -62,40 +76,125 @@ def _read(code: types.CodeType, found: Facts) -> None:
         place = (code.co_filename, line, code.co_name)
         if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             found.stored.add(value)
-        elif name.startswith("LOAD_FAST") and value in parameters:
-            if last == "type":
-                found.type.setdefault(value, place)
-            before, last = value, "parameter"
+        elif name.startswith("LOAD_FAST") or name == "LOAD_DEREF":
+            if last in BUILTINS and value in parameters:
+                found.builtins.setdefault((last, value), place)
+            before, last = value, "variable"
             continue
-        elif last == "parameter" and (name.endswith("NONE") or (name, value) == _LOAD_NONE):
-            found.none.setdefault(before, place)
-        elif last == "parameter" and name == "LOAD_CONST" and (value is True or value is False):
+        elif last == "variable" and (name.endswith("NONE") or (name, value) == _LOAD_NONE):
+            if before in parameters:
+                found.none.setdefault(before, place)
+        elif last == "variable" and name == "LOAD_CONST" and (value is True or value is False):
             last = "truth"
             continue
         elif last == "truth" and name == "IS_OP":
             found.truth.setdefault(before, place)
-        last = "type" if name.startswith("LOAD_GLOBAL") and value == "type" else ""
+        last = value if name.startswith("LOAD_GLOBAL") and value in BUILTINS else ""
 
 
 _LOAD_NONE = ("LOAD_CONST", None)
 
 
-def reachable(root: Any, *methods: tuple[Any, type]) -> Iterator[types.FunctionType]:
-    """Yield users' functions, and those of users' files that their code calls by name.
+def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
+    """Return users' functions, and those of users' files that their code may call by name.
+
+    That is: what a global, a module's global or a closure holds, and methods of a class.
 
     Args:
-        root: A function.
-        methods: Functions with the class whose methods they may call.
+        functions: Functions, each with the class whose methods it may call.
     """
-    todo: list[tuple[Any, type]] = [(root, object), *methods]
-    seen = set[int]()
-    while todo:
-        function, owner = todo.pop()
-        if not isinstance(function, types.FunctionType) or id(function) in seen:
-            continue
-        seen.add(id(function))
-        if is_users(function.__code__.co_filename):
-            yield function
-            table = function.__globals__
-            for name in facts(function).names:
-                todo += [(table.get(name), object), (getattr(owner, name, None), owner)]
+    todo, found = list(functions), dict[types.FunctionType, Facts]()
+    for function, owner in todo:  # grows meanwhile
+        if (
+            isinstance(function, types.FunctionType)
+            and function not in found
+            and is_users(function.__code__.co_filename)
+        ):
+            shown = found[function] = facts(function)
+            names, table = shown.names, function.__globals__
+            values = [table[name] for name in names & table.keys()]
+            values += [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
+            for value in (owner, *values) if owner is not object else values:
+                if isinstance(value, types.FunctionType):
+                    todo.append((value, object))
+                elif isinstance(value, types.ModuleType):
+                    todo += [(vars(value)[name], object) for name in names & vars(value).keys()]
+                else:
+                    kind: Any = value if isinstance(value, type) else type(value)
+                    methods = (getattr(kind, name, None) for name in (*names, "__call__"))
+                    todo += [(m, kind) for m in methods if isinstance(m, types.FunctionType)]
+    return found
+
+
+def _is_set(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(64)
+def _steps(code: types.CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+
+
+def opname(frame: types.FrameType) -> str:
+    """Return the name of the instruction that a frame is at."""
+    at = frame.f_lasti
+    return next((s.opname for s in _steps(frame.f_code) if s.offset == at), "")
+
+
+def is_tested_for_none(frame: types.FrameType) -> bool:
+    """Say whether what a frame reads just now is next compared with None.
+
+    A variable that it goes to first counts, too: its name is looked for in all of the code.
+    """
+    steps, at = _steps(frame.f_code), frame.f_lasti
+    after = next((i for i, step in enumerate(steps) if step.offset > at), len(steps))
+    tests = steps[after : after + 1]
+    if tests and tests[0].opname.startswith("STORE_"):
+        name = tests[0].argval
+        loads = [i for i, s in enumerate(steps) if s.argval == name and "LOAD_" in s.opname]
+        tests = [s for i in loads for s in steps[i + 1 : i + 2]]
+    return any(s.opname.endswith("NONE") or (s.opname, s.argval) == _LOAD_NONE for s in tests)
+
+
+def expression(frame: types.FrameType) -> ast.expr | None:
+    """Return the syntax of the expression that a frame evaluates just now, or None.
+
+    Python tells the columns of an instruction since 3.11, and not without the source.
+    """
+    places: Any = getattr(frame.f_code, "co_positions", lambda: ())()
+    place: Any = next(itertools.islice(places, frame.f_lasti // 2, None), (None,) * 4)
+    if None in place:
+        return None
+    first, last, start, end = place
+    lines = [
+        linecache.getline(frame.f_code.co_filename, n).encode() for n in range(first, last + 1)
+    ]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        return ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+
+
+def value_of(node: ast.expr, frame: types.FrameType) -> Any:
+    """Return the value of a name, a dotted name, a constant, or a tuple or union of those.
+
+    Raises:
+        LookupError, AttributeError: it is something else, which might do something when evaluated.
+    """
+    if isinstance(node, ast.Name):
+        scopes = (frame.f_locals, frame.f_globals, frame.f_builtins)
+        return next(scope for scope in scopes if node.id in scope or scope is scopes[-1])[node.id]
+    if isinstance(node, ast.Attribute):
+        return getattr(value_of(node.value, frame), node.attr)
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Tuple):
+        return tuple(value_of(part, frame) for part in node.elts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return (value_of(node.left, frame), value_of(node.right, frame))
+    raise LookupError(ast.dump(node))

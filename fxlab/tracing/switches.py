@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -215,23 +216,27 @@ class TrainingFlag:
         return Proxy.__torch_function__(func, types, args, kwargs)
 
 
-def _fix(value: bool, path: str, frame: Any) -> bool:
+def _fix(value: bool, path: str, frame: Any = None) -> bool:
     """Return the value of a flag that a user's line makes use of, and say that it is fixed."""
     tracer = current_tracer()
-    if tracer is not None and is_users(frame.f_code.co_filename):
+    if tracer is not None and (frame is None or is_users(frame.f_code.co_filename)):
         tracer.warn("training", f"a branch on {path} was fixed to {value}: train() and eval() of "
                     "the traced module do not change it")  # fmt: skip
     return value
 
 
-def _plain(values: Any, depth: int = 2) -> Any:
-    """Return arguments with the flags in them fixed; said whoever asked for them."""
-    if not any(type(v) is TrainingFlag for v in pytree.tree_leaves(values)):
+def _plain(values: Any, by_whom: int | None = 2) -> Any:
+    """Return values with the flags in them fixed; said if the caller's caller is a user's line."""
+    if not _holds_flag(values):
         return values
-    frame = sys._getframe(depth)
+    frame = None if by_whom is None else sys._getframe(by_whom)
     return pytree.tree_map(
         lambda v: _fix(v.value, v.path, frame) if type(v) is TrainingFlag else v, values
     )
+
+
+def _holds_flag(values: Any) -> bool:
+    return any(type(v) is TrainingFlag for v in pytree.tree_leaves(values))
 
 
 def _asking(name: str) -> Callable[..., Any]:
@@ -339,8 +344,41 @@ def _get_training(mod: Module) -> Any:
     path, frame = f"{path}.training" if path else "training", sys._getframe(1)
     if _is_asked(frame.f_code, frame.f_lasti):  # `is` asks no method
         return _fix(value, path, frame)
-    tracer._notes["flags"] = True
+    for function, names in tracer._notes.pop("asks_is", {}).items():
+        code = patches._hand_over(_with_bools(function, names), function.__code__)
+        patches._set(function, "__code__", code)
     return TrainingFlag(value, path)
+
+
+def _with_bools(function: types.FunctionType, names: Iterable[str]) -> Callable[..., Any]:
+    """Return a stand-in for a function that asks `is True`: what it asks, it gets as a bool.
+
+    Args:
+        function: a user's.
+        names: the variables that it compares; one that is no parameter may hold any of them.
+    """
+    original = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    signature = inspect.signature(original)
+    asked = signature.parameters.keys()
+    asked = set(names) if asked >= set(names) else set(asked)
+
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if current_tracer() is None or not _holds_flag((args, kwargs)):
+            return original(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        for name in asked & given.arguments.keys():
+            given.arguments[name] = _plain(given.arguments[name], None)
+        return original(*given.args, **given.kwargs)
+
+    return stand_in
 
 
 def _set_training(mod: Module, value: Any) -> None:

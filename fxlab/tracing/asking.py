@@ -1,0 +1,260 @@
+"""What does a program find out about a Proxy that it would not find out about the value?
+
+Python lets some questions be answered: a class, an attribute that is not there, the text of a
+value, whether it is None. A Proxy's answer is not the value's, and the program goes on with it
+(paper, section 5.3: what is not an operation is fixed while tracing). Each such answer that may be
+another one for the value becomes a `TraceWarning` with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import logging
+import re
+import types
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fxlab.core import proxy as proxies
+from fxlab.core.errors import is_users
+from fxlab.core.proxy import TEXT, Proxy, doubtful, probes
+from fxlab.core.tracer import Tracer, TracerBase
+from fxlab.tracing.questions import Facts, expression, is_tested_for_none, opname, value_of
+
+_NUMBERS = (bool, int, float, complex)
+_OF_A_PROXY = (torch.fx.Proxy, Proxy)
+_CLASS_NAMES = re.compile("Tensor|int|float|bool|Number|complex|Size|tuple")
+_FIXED = "and that answer is fixed in the graph"
+
+
+def install() -> None:
+    """Be told of every question that a user's frame asks a Proxy."""
+    if probe not in probes:
+        probes.append(probe)
+        tensor = torch.empty(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            names = [name for name in dir(tensor) if name[:2] != "__"]
+            doubtful.update(name for name in names if _or_else(tensor, name) is None)
+
+
+def _or_else(tensor: torch.Tensor, name: str) -> Any:
+    try:
+        return getattr(tensor, name)
+    except Exception:  # an attribute that this tensor does not have
+        return ...
+
+
+def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -> None:
+    """Say what a line of the user's found out about a Proxy that it would not of the value.
+
+    Args:
+        tracer: the one that traces.
+        proxy: who is asked.
+        name: of an attribute that no tensor has, or that may be None; "" if its class is asked
+            for, `TEXT` if its text is.
+        frame: the one that asks.
+    """
+    if name == TEXT:
+        while frame.f_code.co_filename == proxies.__file__ and frame.f_back is not None:
+            frame = frame.f_back
+        if is_users(frame.f_code.co_filename) and not _only_tells(frame):
+            tracer.warn(
+                "text",
+                "text made from a Proxy is not the text of the value, and what the program does "
+                "with it (a key, a comparison) is fixed in the graph",
+            )
+    elif name in doubtful:
+        if is_tested_for_none(frame):
+            tracer.warn(
+                "none", f"whether {proxy}.{name} is None was answered for a given one, {_FIXED}"
+            )
+    elif name:
+        _warn_of_attribute(tracer, proxy, name, frame)
+    else:
+        _warn_of_class(tracer, proxy, frame)
+
+
+def _warn_of_attribute(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -> None:
+    call = expression(frame)
+    if isinstance(call, ast.Call):
+        function = _value(call.func, frame)
+        asked = function is hasattr or (function is getattr and len(call.args) == 3)
+    else:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        asked = call is None and re.search(rf"(hasattr|getattr)\(.*{name}", line) is not None
+    if asked:
+        tracer.warn(
+            "hasattr",
+            f"hasattr({proxy}, {name!r}) is true for a Proxy and false for a tensor, {_FIXED}",
+        )
+
+
+def _warn_of_class(tracer: TracerBase, proxy: Proxy, frame: types.FrameType) -> None:
+    if frame.f_code.co_name == "__instancecheck__" and frame.f_back is not None:
+        frame = frame.f_back  # of an abstract class, or of torch's for parameters
+    if frame.f_code.co_name != "is_tensor" and not _is_asked(proxy, frame):
+        return
+    tracer.warn(
+        "isinstance", f"isinstance on {proxy} answers for the Proxy, not for the value, {_FIXED}"
+    )
+
+
+def _is_asked(proxy: Proxy, frame: types.FrameType) -> bool:
+    """Say whether a frame asks for a class, or for an instance of a class, that matters."""
+    call, name = expression(frame), opname(frame)
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    if "LOAD_" in name:
+        return not _only_tells(frame)
+    if not isinstance(call, ast.Call):  # a version of Python without columns
+        return "isinstance" in line and _CLASS_NAMES.search(line) is not None
+    if name == "MATCH_CLASS":
+        kinds = call.func
+    elif _value(call.func, frame) is isinstance and len(call.args) == 2:
+        kinds = call.args[1]
+    else:  # who is called asks for purposes of its own
+        return "isinstance" in line and _CLASS_NAMES.search(line) is not None
+    given = _value(kinds, frame)
+    return given is None or _differs(proxy, [*_flat(given)])
+
+
+def _value(node: ast.expr, frame: types.FrameType) -> Any:
+    """Return the value of a plain expression; None if it cannot be told without doing something."""
+    try:
+        return value_of(node, frame)
+    except (LookupError, AttributeError):
+        return None
+
+
+def _flat(kinds: Any) -> Iterable[Any]:
+    """Yield the classes of the second argument of `isinstance`."""
+    if isinstance(kinds, tuple):
+        for kind in kinds:
+            yield from _flat(kind)
+    elif isinstance(kinds, type):
+        yield kinds
+    else:  # a union of types
+        yield from getattr(kinds, "__args__", ())
+
+
+def _differs(proxy: Proxy, kinds: list[type]) -> bool:
+    """Say whether a value that a Proxy may stand for is an instance of classes that it is none of.
+
+    A tensor, a number, or a torch.Size where a shape was asked for.
+    """
+
+    def holds(kind: type) -> bool:
+        return any(issubclass(kind, k) for k in kinds)
+
+    if any(k in _OF_A_PROXY for k in kinds) and not holds(torch.Tensor):
+        return False  # somebody who knows of tracing
+    for_proxy, fields = holds(torch.fx.Proxy), proxy.__dict__
+    node = fields.get("node")
+    shape = fields.get("attr") == "shape" or (node and node.target == "size" and len(node.args) < 2)
+    values = (*_NUMBERS, torch.Size) if shape else _NUMBERS
+    return holds(torch.Tensor) != for_proxy or (not for_proxy and any(map(holds, values)))
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(16)
+def _statements(source: str) -> list[ast.stmt]:
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+
+
+def _only_tells(frame: types.FrameType) -> bool:
+    """Say whether the line that a frame is at only tells somebody: it raises, asserts or prints.
+
+    So does a variable all of whose readers do, and a function whose caller does.
+    """
+    source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        statements = _statements(source)
+    except SyntaxError:
+        return False
+    statement = _innermost(statements, frame.f_lineno, frame.f_lineno)
+    if isinstance(statement, ast.Return) or frame.f_code.co_name == "<lambda>":
+        outer = frame.f_back
+        return outer is not None and is_users(outer.f_code.co_filename) and _only_tells(outer)
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+        name, within = statement.targets[0].id, frame.f_code.co_firstlineno
+        function = next((s for s in statements if _begins(s, within)), None)
+        reads = [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function else []
+        reads = [n for n in reads if n.id == name and isinstance(n.ctx, ast.Load)]
+        readers = [_innermost(statements, n.lineno, n.end_lineno or n.lineno) for n in reads]
+        return bool(function) and all(_tells(reader, frame) for reader in readers)
+    return _tells(statement, frame)
+
+
+def _begins(statement: ast.stmt, line: int) -> bool:
+    """Say whether a function's definition begins at a line, that of its first decorator."""
+    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    return line in (statement.lineno, *(d.lineno for d in statement.decorator_list))
+
+
+def _innermost(statements: list[ast.stmt], first: int, last: int) -> ast.stmt | None:
+    """Return the shortest statement that holds some lines."""
+    around = [s for s in statements if s.lineno <= first and last <= (s.end_lineno or s.lineno)]
+    return min(around, key=lambda s: (s.end_lineno or s.lineno) - s.lineno, default=None)
+
+
+def _tells(statement: ast.stmt | None, frame: types.FrameType) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = _value(statement.value.func, frame)
+        owner = getattr(function, "__self__", None)
+        return (
+            function in (print, warnings.warn)
+            or isinstance(owner, logging.Logger)
+            or getattr(function, "__module__", None) == "logging"
+            or function is torch._assert
+        )
+    if isinstance(statement, ast.Expr):  # a docstring, or text that nobody uses
+        return not any(isinstance(n, (ast.Subscript, ast.Call)) for n in ast.walk(statement))
+    return isinstance(statement, (ast.Raise, ast.Assert))
+
+
+# -- questions that are read from the code -----------------------------------------------------
+
+
+def warn_of_code(tracer: Tracer, shown: dict[types.FunctionType, Facts], asked: list[Any]) -> None:
+    """Say which questions of the code were answered for a Proxy, and not for the value.
+
+    Args:
+        tracer: the one that has traced.
+        shown: Function -> what its code shows.
+        asked: The root function and the forwards: those whose parameters are Proxies.
+    """
+    told = [f for f in asked if f in shown and (shown[f].none or shown[f].builtins)]
+    if not told:
+        return
+    inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")}
+    optional = {name for name, node in inputs.items() if node.args == (None,)}
+    for function in told:
+        found = shown[function]
+        for name in optional & found.none.keys():
+            tracer.warn(
+                "none",
+                f"whether {name} is None was answered for a given {name}, and that answer is fixed "
+                f"in the graph although its default is None: fix it, concrete_args={{{name!r}: "
+                "None}, or give the parameter no default",
+                found.none[name],
+            )
+        for (builtin, name), place in found.builtins.items():
+            if function is tracer.root_function and name not in inputs:
+                continue
+            text = (
+                "the type of a Proxy" if builtin == "type" else "true of a Proxy, not of a tensor"
+            )
+            tracer.warn(
+                builtin,
+                f"{builtin}({name}) is {text} while tracing, and what follows from that is "
+                "fixed in the graph",
+                place,
+            )

@@ -1,0 +1,188 @@
+"""What did the traced program write into the model, and how is it put back?
+
+A graph holds operations on traced values, and a write into `self` is none; the paper leaves state
+undefined (section 5.6). What a module holds is kept before its forward runs with Proxies, and
+compared and put back afterwards: the user's model is left exactly as it was.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+
+from fxlab.core import patches
+from fxlab.core.errors import Frame
+from fxlab.core.node import Node
+from fxlab.core.state import peek
+from fxlab.core.tracer import Tracer
+
+CONTAINERS = frozenset((dict, list, set))
+_KEPT = CONTAINERS | {torch.Tensor, types.FunctionType}
+_MISSING = object()
+_setattr, _delattr = (
+    types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
+    for f in (Module.__setattr__, Module.__delattr__)
+)
+
+
+class Kept(NamedTuple):
+    """What one module held before a trace.
+
+    Attributes:
+        module: The module.
+        path: Its dotted path.
+        fields: Its `__dict__`.
+        containers: Each plain dict, list or set in it, with a copy.
+        tensors: (name, tensor, its version, a copy) of each that is no parameter and no buffer.
+        functions: The functions in it, which its code may call.
+    """
+
+    module: Module
+    path: str
+    fields: dict[str, Any]
+    containers: list[tuple[Any, Any]]
+    tensors: list[tuple[str, torch.Tensor, int, torch.Tensor]]
+    functions: list[types.FunctionType]
+
+
+def install() -> None:
+    """See, in every trace, where an attribute of a module is set or deleted."""
+    if _install not in patches.installers:
+        patches.installers.append(_install)
+
+
+def _install() -> None:
+    for method, handler in ((Module.__setattr__, _set_attribute), (Module.__delattr__, _drop)):
+        patches._set(method, "__code__", patches._hand_over(handler, method.__code__))
+
+
+def _touch(module: Module) -> None:
+    """Keep what a module held before a trace first sets one of its attributes."""
+    tracer = patches.current_tracer()
+    if tracer is not None:
+        tracer._notes.setdefault("touched", {}).setdefault(module, vars(module).copy())
+
+
+def _set_attribute(module: Module, name: str, value: Any) -> None:
+    _touch(module)
+    _setattr(module, name, value)
+
+
+def _drop(module: Module, name: str) -> None:
+    _touch(module)
+    _delattr(module, name)
+
+
+def inlined(tracer: Tracer) -> list[Module]:
+    """Return the modules whose code may run; of torch's own leaves, `_set_attribute` tells."""
+    is_leaf: dict[type, bool] = {}
+    found: list[Module] = []
+    for module in tracer._paths():
+        kind = type(module)
+        leaf = is_leaf.get(kind)
+        if leaf is None:
+            leaf = is_leaf[kind] = tracer.is_leaf_type(kind)
+        if not leaf:
+            found.append(module)
+    return found
+
+
+def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
+    """Keep what modules hold; the containers in it are copied, and plain tensors."""
+    paths, kept = tracer._paths(), list[Kept]()
+    for module in modules:
+        fields = module.__dict__.copy()
+        parts = [v for v in fields.values() if type(v) in _KEPT]
+        containers = [(v, v.copy()) for v in parts if type(v) in CONTAINERS]
+        others = () if len(parts) == len(containers) else fields.items()
+        held = [(k, t, t._version, t.clone()) for k, t in others if type(t) is torch.Tensor]
+        functions = [v for _, v in others if type(v) is types.FunctionType]
+        kept.append(Kept(module, paths[module], fields, containers, held, functions))
+    return kept
+
+
+def put_back(tracer: Tracer, before: list[Kept]) -> None:
+    """Put back what the program changed of the model since `keep`, and say so."""
+    for part in before:
+        if part.tensors:
+            _put_back_tensors(tracer, part)
+    changed = [part for part in before if _is_changed(part)]
+    paths = tracer._paths()
+    for module, fields in tracer._notes.get("touched", {}).items():
+        known = module not in paths or any(module is part.module for part in before)
+        if not known and not equal(vars(module), fields):
+            changed.append(Kept(module, paths[module], fields, [], [], []))
+    reads = _tensors_read(tracer) if changed else []
+    for part in changed:
+        _restore(tracer, part)
+    for node, value in reads:
+        now = peek(tracer.root, str(node.target))
+        if now is not value and isinstance(value, torch.Tensor):  # made by the program: kept
+            node.target = tracer._keep_constant("_tensor_constant", value)
+
+
+def _is_changed(part: Kept) -> bool:
+    if not equal(part.module.__dict__, part.fields):
+        return True
+    return any((now or old) and not equal(now, old) for now, old in part.containers)
+
+
+def _put_back_tensors(tracer: Tracer, part: Kept) -> None:
+    for name, tensor, version, value in part.tensors:
+        if tensor._version != version:
+            with torch.no_grad():
+                tensor.copy_(value)
+            where = f"{part.path}.{name}" if part.path else name
+            tracer.warn(
+                "written",
+                f"the program writes into the tensor {where}, which is no buffer; it was put back, "
+                "and the graph does not write: use register_buffer",
+            )
+
+
+def _tensors_read(tracer: Tracer) -> list[tuple[Node, Any]]:
+    """Return the Nodes that read an attribute of the model, each with what it is now."""
+    nodes = tracer.graph.find_nodes(op="get_attr")
+    kept = tracer.graph._constants
+    return [(n, peek(tracer.root, str(n.target))) for n in nodes if n.target not in kept]
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Say whether two containers hold the same objects (not equal ones: `==` would be recorded)."""
+    if type(a) is dict:
+        return [*a] == [*b] and all(map(operator.is_, a.values(), b.values()))
+    return a == b if type(a) is set else len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+def refill(value: Any, copy: Any) -> None:
+    """Give a dict, list or set what its copy holds."""
+    value.clear()
+    value.extend(copy) if type(value) is list else value.update(copy)
+
+
+def _restore(tracer: Tracer, part: Kept) -> None:
+    now, fields, path = vars(part.module), part.fields, part.path
+    changed = [k for k in (*now, *fields) if now.get(k, _MISSING) is not fields.get(k, _MISSING)]
+    now.clear()
+    now.update(fields)
+    for value, copy in part.containers:
+        if not equal(value, copy):
+            changed += [k for k, v in fields.items() if v is value]
+            refill(value, copy)
+    names = ", ".join(f"{path}.{k}" if path else k for k in dict.fromkeys(changed))
+    tracer.warn(
+        "state",
+        f"the program writes to {names} of the model; the model was put back, and the graph does "
+        "not do it",
+        first_line(getattr(type(part.module), "forward", None)),
+    )
+
+
+def first_line(function: Any) -> Frame | None:
+    """Return where a function begins."""
+    code = getattr(function, "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno, code.co_name)

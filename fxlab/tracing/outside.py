@@ -1,0 +1,88 @@
+"""What did the traced program change outside of its model?
+
+Globals that it writes and random numbers that it draws are not in the graph (the paper leaves
+effects out, section 5.6). Which globals it could write is read from the code of its functions;
+generators of random numbers are compared only if a name in that code may draw.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fxlab.core import patches
+from fxlab.core.tracer import Tracer
+from fxlab.tracing.keeping import CONTAINERS, equal, first_line, refill
+from fxlab.tracing.questions import Facts
+
+_MISSING = object()
+
+
+class Outside:
+    """What some functions could change outside of a model, as it was before.
+
+    Args:
+        shown: The users' functions that a trace goes through -> what their code shows.
+    """
+
+    def __init__(self, shown: dict[types.FunctionType, Facts]) -> None:
+        self._globals = list(_globals(shown))
+        self._drawn = _random_states() if any(facts.draws for facts in shown.values()) else {}
+
+    def warn_of_draws(self, tracer: Tracer) -> None:
+        """Say which generators were drawn from."""
+        now = _random_states() if self._drawn else {}
+        for name, old in self._drawn.items():
+            if now[name] != old:
+                tracer.warn(
+                    "random " + name,
+                    f"the program draws random numbers from {name} that are fixed in the graph: "
+                    "take them from torch.rand and the like, which are recorded",
+                    first_line(tracer.root_function),
+                )
+
+    def put_back(self, tracer: Tracer) -> None:
+        """Put back globals that hold a Proxy now; say which were written."""
+        for function, name, value, copy in self._globals:
+            table = function.__globals__
+            now = table.get(name, _MISSING)
+            if now is value and (copy is None or equal(value, copy)):
+                continue
+            text = f"the program writes to the global {name}, and the graph does not do it"
+            if patches.find_proxy(list(now) if isinstance(now, set) else now) is not None:
+                text += "; it was put back, since it held a Proxy"
+                table[name] = value
+                if copy is not None:
+                    refill(value, copy)
+            tracer.warn("global " + name, text, first_line(function))
+
+
+def _globals(shown: dict[types.FunctionType, Facts]) -> Iterator[tuple[Any, ...]]:
+    """Yield (function, name, value, copy) for what these functions could change of their globals.
+
+    A name that they assign, or a list, dict or set that they read.
+    """
+    for function, facts in shown.items():
+        table = function.__globals__
+        for name in facts.names & table.keys():
+            value = table[name]
+            if type(value) in CONTAINERS:
+                yield function, name, value, value.copy()
+            elif name in facts.stored:
+                yield function, name, value, None
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the state of each global generator of random numbers, to be compared."""
+    states: dict[str, Any] = {"random": random.getstate()}
+    states["torch"] = torch.random.get_rng_state().numpy().tobytes()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        _, keys, *rest = numpy.random.get_state()
+        states["numpy"] = (keys.tobytes(), rest)
+    return states
