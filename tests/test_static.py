@@ -143,6 +143,25 @@ def test_the_static_copy_has_a_picture_and_a_table_for_each_pass(timeline, data)
     assert re.search(r'<img alt="[^"]+erases|<img alt="[^"]+', html)
 
 
+def test_the_static_copy_says_in_words_what_its_picture_shows_and_once(timeline, data):
+    (erased,) = [step for step in timeline.steps if step.edit.kind == "erase"]
+    html = static_html(data, step=erased.index)
+    head = f"step {erased.index} of {len(timeline)} ({erased.code}). {erased.sentence}"
+    told = "well formed: yes; same output: not checked inside a pass"
+    assert html.count(f"<p>{head}<br>{told}</p>") == 1
+    assert erased.sentence not in picture_of(html) and "placeholder" not in picture_of(html)
+    assert erased.sentence in still_svg(Story(data), erased.index)
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x) + 1)
+    with fxlab.record(gm) as broken:
+        relu = list(gm.graph.nodes)[1]
+        relu.args = (list(gm.graph.nodes)[2],)
+        relu.args = (next(iter(gm.graph.nodes)),)
+    assert "<br>well formed: no: relu reads add" in static_html(view(broken), step=1)
+    assert "<br>well formed: yes; same output: not checked</p>" in static_html(view(broken), step=2)
+    traced = static_html(data, step=1)
+    assert "<br>well formed: yes</p>" in traced
+
+
 def test_what_the_static_copy_leaves_out_is_counted_and_says_where_it_is(resnet_data):
     html = static_html(resnet_data)
     shown = html.count(f">{resnet_data['passes'][0]['name']}:")

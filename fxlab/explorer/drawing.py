@@ -195,7 +195,7 @@ def sketch(
         story: The story.
         index: The step, 0 for the start.
         limit: Show at most so many rows, around those that changed; the rest is counted.
-        caption: Whether to write the sentence above the rows.
+        caption: Whether to write the sentence above the rows, and the legend beneath them.
         line: Characters of a code line.
     """
     lines = story.lines(index)
@@ -212,7 +212,7 @@ def sketch(
     out = Sketch(left + 20 + (line + SHAPE + 2) * CHAR, 0)
     if caption:
         step = story.steps[index - 1] if index else None
-        said = f"{step['c']}: {step['t']}" if step else f"start: {story.data['title']}"
+        said = f"{step['c']}  {step['t']}" if step else f"start: {story.data['title']}"
         heads = [(text, INK) for text in textwrap.wrap(said, int(out.width / CHAR) - 2)[:3]]
         if step and step.get("wf"):
             wrong = elide(f"not well formed: {step['wf']}", int(out.width / CHAR) - 2)
@@ -287,7 +287,7 @@ def sketch(
     if last < len(lines):
         out.texts.append((left, bottom + 15, f"{len(lines) - last} rows below", DIM, "italic"))
         bottom += ROW
-    for text in LEGEND:
+    for text in LEGEND if caption else ():
         bottom += 17
         out.texts.append((8, bottom, elide(text, int(out.width / CHAR)), DIM, ""))
     out.height = bottom + 10

@@ -19,6 +19,10 @@ LIMIT = 24_000
 """Bytes of a static copy, so that twenty of them leave a notebook small."""
 LEFT = 'style="text-align:left"'  # notebooks align cells to the right
 EXPORT = 'timeline.to_html("story.html")'
+# A picture can't ask whether its page is dark, but it reads a number that the themes of JupyterLab
+# and Notebook 7 set: 0 in light ones, more in dark ones. Elsewhere the picture stays light.
+DARK = "min(1,var(--jp-shadow-base-lightness,0))"
+ADAPT = f"filter:invert(calc(.9*{DARK})) hue-rotate(calc(180deg*{DARK}))"
 
 
 def opening(data: dict[str, Any], step: int | None = None) -> int:
@@ -73,7 +77,8 @@ def static_html(data: dict[str, Any], step: int | None = None, closed: bool = Tr
         picture = _picture(story, index, rows)
         if len(picture.encode()) < LIMIT * 0.7:
             break
-    head = f"<p>{_safe(elide(_headline(data, index), 400))}</p>{picture}"
+    said = "<br>".join(_safe(elide(text, 400)) for text in _headline(data, index))
+    head = f"<p>{said}</p>{picture}"
     room = LIMIT - len(head.encode()) - 400
     tables = _tables(data, room)
     note = _safe(LEGEND[0]) + "<br>" + _safe(LEGEND[1])
@@ -87,23 +92,30 @@ def static_html(data: dict[str, Any], step: int | None = None, closed: bool = Tr
     )
 
 
-def _headline(data: dict[str, Any], index: int) -> str:
+def _headline(data: dict[str, Any], index: int) -> list[str]:
+    """What a step did and what the viewer says of it: the sentence, and the two verdicts."""
     if not index:
-        return f"{data['title']}: start"
+        return [f"{data['title']}: start"]
     step = data["steps"][index - 1]
-    return f"step {index} of {len(data['steps'])}, {step['c']}: {step['t']}"
+    formed, same = verdicts(data, index)
+    facts = [] if step["k"] in ("value", "error") else [f"well formed: {formed}"]
+    if data["passes"][step["s"]]["kind"] == "pass":
+        facts.append(f"same output: {same}")
+    said = [f"step {index} of {len(data['steps'])} ({step['c']}). {step['t']}", "; ".join(facts)]
+    return [text for text in said if text]
 
 
 def _picture(story: Story, index: int, rows: int) -> str:
-    drawn = still_svg(story, index, limit=rows)
+    drawn = still_svg(story, index, limit=rows, caption=False)
     live = [line for line in story.lines(index) if line.state == "live"]
-    said = elide(_headline(story.data, index), 300)
+    said = elide(". ".join(_headline(story.data, index)), 300)
     first = "; ".join(elide(line.text.strip(), 60) for line in live[:6])
     more = f"; and {len(live) - 6} more rows" if len(live) > 6 else ""
     alt = html.escape(f"{said}. Code: {first}{more}", quote=True)
     packed = base64.b64encode(drawn.encode("utf-8")).decode("ascii")
     return (
-        f'<img alt="{_flat(alt)}" style="max-width:100%" src="data:image/svg+xml;base64,{packed}">'
+        f'<img alt="{_flat(alt)}" style="max-width:100%;{ADAPT}" '
+        f'src="data:image/svg+xml;base64,{packed}">'
     )
 
 

@@ -1,10 +1,12 @@
 """The explorer in JupyterLab and in Notebook 7: keys, traits, saving, no request to elsewhere."""
 
+import io
 import json
 import shutil
 
 import pytest
 from nbformat import read, sign
+from PIL import Image, ImageStat
 
 from tests.browser.conftest import ROOT, Notebook
 
@@ -137,11 +139,15 @@ def test_keys_step_the_explorer_and_traits_work_both_ways(server, tab, host, sto
     assert (box["width"], box["height"]) == (window["width"], window["height"])
     page.keyboard.press("Escape")
     assert not has(".fxl.wall")
-    assert has(".fxl[data-theme=light]")
-    notebook.theme("JupyterLab Dark")
-    page.wait_for_selector(".fxl[data-theme=dark]")
-    notebook.theme("JupyterLab Light")
-    page.wait_for_selector(".fxl[data-theme=light]")
+    copy = page.locator("details:has(> img[src^='data:image/svg'])").first
+    copy.locator("summary").first.click()
+    for theme, dark in (("Light", False), ("Dark", True), ("Light", False)):
+        notebook.theme(f"JupyterLab {theme}")
+        page.wait_for_selector(f".fxl[data-theme={theme.lower()}]")
+        picture = Image.open(io.BytesIO(copy.locator("img").screenshot())).convert("L")
+        ground = ImageStat.Stat(picture).median[0]
+        assert ground < 60 if dark else ground > 200, theme
+    copy.locator("summary").first.click()
     page.get_by_role("button", name="the classic box-and-arrow picture").click()
     page.wait_for_selector(".f-pane img")
     page.get_by_role("button", name="the classic box-and-arrow picture").click()

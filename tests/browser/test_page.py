@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageStat
 from torch import nn
 
 import fxlab
@@ -138,18 +138,21 @@ def test_the_units_of_small_numbers_stand_apart_too(show):
     assert all(re.fullmatch(r"\d[\d.]* (B|kB|ns|µs|ms|s)", text) for text in texts), texts
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_without_javascript_a_page_has_its_title_its_passes_and_says_what_it_needs(
-    browser, tab, timeline, fuse, tmp_path
+    browser, tab, timeline, fuse, tmp_path, scheme
 ):
     path = write_html(timeline, tmp_path / "story.html")
-    context = tab.page.context.browser.new_context(java_script_enabled=False)
+    context = tab.page.context.browser.new_context(java_script_enabled=False, color_scheme=scheme)
     page = context.new_page()
     page.goto(path.as_uri())
     told = page.locator("#fxl").inner_text()
     assert page.locator("#fxl h1").inner_text() == timeline.title
     assert all(span.name in told for span in timeline.passes)
     assert "needs JavaScript to step" in told
-    assert page.locator("#static img").is_visible()
+    picture = Image.open(io.BytesIO(page.locator("#static img").screenshot())).convert("L")
+    ground = ImageStat.Stat(picture).median[0]
+    assert ground < 60 if scheme == "dark" else ground > 200
     box = page.locator("#fxl h1").bounding_box()
     assert box["y"] < 200 and box["height"] > 10
     context.close()
