@@ -135,11 +135,10 @@ def in_browser(stories: dict[str, fxlab.Timeline]) -> None:
             page = browser.new_page(viewport={"width": 1240, "height": 760}, bypass_csp=True)
             path = Path(folder) / "story.html"
             path.write_text(html_page(data), encoding="utf-8")
-            script = path.read_text(encoding="utf-8").replace(
-                "open(document.getElementById('fxl')",
-                "window.openStory = (root) => open(root, story.dataset.story, { step: 0 });\n"
-                "open(document.getElementById('fxl')",
-            )
+            script = path.read_text(encoding="utf-8")
+            at = script.index("open(root, story.dataset.story, ")
+            again = "window.openStory = (to) => open(to, story.dataset.story, { step: 0 });\n"
+            script = script[:at] + again + script[at:]
             start = script.index('<meta http-equiv="Content-Security-Policy"')
             path.write_text(script[:start] + script[script.index(">", start) + 1 :], "utf-8")
             page.goto(path.as_uri())
