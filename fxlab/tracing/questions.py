@@ -9,8 +9,6 @@ frame does with the answer that it gets just now, from its code and source.
 from __future__ import annotations
 
 import ast
-import dis
-import functools
 import itertools
 import linecache
 import re
@@ -20,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fxlab.core.errors import Frame, is_users
+from fxlab.tracing.bytecode import steps
 
 BUILTINS = ("type", "callable")
 """Functions that answer for a Proxy without asking it."""
@@ -69,14 +68,12 @@ def facts(function: types.FunctionType) -> Facts:
 
 def _read(code: types.CodeType, found: Facts) -> None:
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    line, last, before = code.co_firstlineno, "", ""
-    for step in dis.get_instructions(code):
-        line = step.starts_line if isinstance(step.starts_line, int) and step.starts_line else line
-        name, value = step.opname, step.argval
+    last, before = "", ""
+    for name, value, line, _ in steps(code):
         place = (code.co_filename, line, code.co_name)
         if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             found.stored.add(value)
-        elif name.startswith("LOAD_FAST") or name == "LOAD_DEREF":
+        elif name in ("LOAD_FAST", "LOAD_DEREF"):
             if last in BUILTINS and value in parameters:
                 found.builtins.setdefault((last, value), place)
             before, last = value, "variable"
@@ -133,15 +130,10 @@ def _is_set(cell: types.CellType) -> bool:
         return False
 
 
-@functools.lru_cache(64)
-def _steps(code: types.CodeType) -> list[dis.Instruction]:
-    return [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
-
-
 def opname(frame: types.FrameType) -> str:
     """Return the name of the instruction that a frame is at."""
     at = frame.f_lasti
-    return next((s.opname for s in _steps(frame.f_code) if s.offset == at), "")
+    return next((s.opname for s in steps(frame.f_code) if s.offset == at), "")
 
 
 def is_tested_for_none(frame: types.FrameType) -> bool:
@@ -149,13 +141,13 @@ def is_tested_for_none(frame: types.FrameType) -> bool:
 
     A variable that it goes to first counts, too: its name is looked for in all of the code.
     """
-    steps, at = _steps(frame.f_code), frame.f_lasti
-    after = next((i for i, step in enumerate(steps) if step.offset > at), len(steps))
-    tests = steps[after : after + 1]
+    code, at = steps(frame.f_code), frame.f_lasti
+    after = next((i for i, step in enumerate(code) if step.offset > at), len(code))
+    tests = [*code[after : after + 1]]
     if tests and tests[0].opname.startswith("STORE_"):
         name = tests[0].argval
-        loads = [i for i, s in enumerate(steps) if s.argval == name and "LOAD_" in s.opname]
-        tests = [s for i in loads for s in steps[i + 1 : i + 2]]
+        loads = [i for i, s in enumerate(code) if s.argval == name and "LOAD_" in s.opname]
+        tests = [s for i in loads for s in code[i + 1 : i + 2]]
     return any(s.opname.endswith("NONE") or (s.opname, s.argval) == _LOAD_NONE for s in tests)
 
 
