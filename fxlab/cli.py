@@ -5,7 +5,8 @@ draw`` capture a model, run passes over it and write what happened; ``fxlab pape
 beside this machine; ``fxlab release``, ``grade`` and ``new-exercise`` are a teacher's; ``fxlab
 doctor`` prints what the kit finds around it. A command is one function that takes the parsed
 arguments and returns an exit code: 0 for done, 1 for "could not" (the reason is on standard
-error), 2 for a wrong command line. What takes long says on standard error what it is doing.
+error), 2 for a wrong command line, 130 when somebody stopped it. What takes long says on standard
+error what it is doing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fxlab.core.errors import FxlabError
-from fxlab.naming import CommandError, can_take, example_input, load, takes_a_module_alone
+from fxlab.naming import CommandError, can_take, example_input, load, takes_a_module_alone, told
 from fxlab.surroundings import PACKAGES, Finding, surroundings, version_of
 
 START = Path("notebooks") / "00_start.ipynb"
@@ -123,7 +124,9 @@ def _model(args: argparse.Namespace) -> Any:
     found = load(args.model, "fxlab.models")
     kit = ":" not in args.model
     if kit or args.call or isinstance(found, type):
-        if callable(found) and not can_take(found):
+        if isinstance(found, nn.Module) or not callable(found):
+            raise CommandError(f"{args.model} is nothing to call: leave out --call")
+        if not can_take(found):
             raise CommandError(
                 f"{args.model} needs arguments: write a function that returns it, and --call that"
             )
@@ -132,7 +135,7 @@ def _model(args: argparse.Namespace) -> Any:
         found.train(args.train)
     elif not callable(found):
         raise CommandError(
-            f"{args.model} is no model and no function, but a {type(found).__name__}"
+            f"{args.model} is no model and no function; it is of type {type(found).__name__}"
         )
     return found
 
@@ -161,6 +164,8 @@ def show(args: argparse.Namespace) -> int:
     inputs = tuple(example_input(text) for text in args.input) or None
     if args.check and inputs is None:
         raise CommandError('--check compares outputs: it needs --input, like "f32[1, 3, 224, 224]"')
+    if args.check and not passes:
+        raise CommandError("--check looks at what passes do: it needs --pass")
     model = _model(args)
     _say(f"capturing {args.model}" + "".join(f", running {name}" for name in args.passes))
     start = time.perf_counter()
@@ -181,7 +186,11 @@ def show(args: argparse.Namespace) -> int:
         taught = isinstance(failure, FxlabError)
         _say(f"stopped: {'' if taught else f'{type(failure).__name__}: '}{failure}")
         return 1
-    return _checked(timeline.passes) if args.check else 0
+    if args.check:
+        return _checked(timeline.passes)
+    if inputs is not None and timeline.recorder.reference.problem is not None:
+        _say(f"not run: the program fails on the inputs ({timeline.recorder.reference.problem})")
+    return 0
 
 
 def _checked(spans: Sequence[Any]) -> int:
@@ -222,6 +231,8 @@ def paper(args: argparse.Namespace) -> int:
     """Set the paper's figures and tables beside this machine, or two machines side by side."""
     from fxlab import evidence
 
+    if not args.run_again and (args.out is not None or args.paper_size):
+        raise CommandError("--out and --paper-size say how to measure: they need --run")
     failed: list[str] = []
     exhibits = _exhibits(args.only)
     wanted = {name for exhibit in exhibits for name in (exhibit.title, exhibit.evidence)}
@@ -324,11 +335,27 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--train", action="store_true", help="in train mode, not eval mode")
 
 
-def _picture_path(text: str) -> Path:
+def _new_file(text: str) -> Path:
+    """Refuse a place that nothing can be written to before anything is run."""
     path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    return path
+
+
+def _picture_path(text: str) -> Path:
+    path = _new_file(text)
     if path.suffix not in (".svg", ".png", ".dot"):
         raise argparse.ArgumentTypeError(f"{text}: a picture goes to a .svg, .png or .dot file")
     return path
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: give a number, 0 or more")
+    return int(text)
 
 
 class _OneOrTwo(argparse.Action):
@@ -383,10 +410,14 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         "--input", action="append", default=[], metavar="SHAPE",
         help='an input, like "f32[1, 3, 224, 224]"; once for each parameter',
     )  # fmt: skip
-    command.add_argument("--html", type=Path, help="write one page that needs no network")
-    command.add_argument("--svg", type=Path, help="write the picture of the last step")
-    command.add_argument("--json", type=Path, help="write the timeline")
-    command.add_argument("--steps", type=int, default=40, help="steps told of each pass (40)")
+    command.add_argument(
+        "--html", type=_new_file, metavar="FILE", help="write one page that needs no network"
+    )
+    command.add_argument(
+        "--svg", type=_new_file, metavar="FILE", help="write the picture of the last step"
+    )
+    command.add_argument("--json", type=_new_file, metavar="FILE", help="write the timeline")
+    command.add_argument("--steps", type=_count, default=40, help="steps told of each pass (40)")
     command.add_argument(
         "--check", action="store_true", help="exit with 1 if a pass changes the output"
     )
@@ -435,7 +466,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         "--only", metavar="EXHIBIT", help='its lecture\'s exhibits alone, as for "Figure 7"'
     )
     command.add_argument(
-        "--out", type=Path, metavar="FILE",
+        "--out", type=_new_file, metavar="FILE",
         help="with --run: write all samples and the machine's description as JSON",
     )  # fmt: skip
     form = command.add_mutually_exclusive_group()
@@ -476,7 +507,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``fxlab``; those of this process when None.
 
     Returns:
-        The exit code: 0 done, 1 could not.
+        The exit code: 0 done, 1 could not, 130 stopped by somebody.
 
     Raises:
         SystemExit: With 2 on a wrong command line, with 0 after ``--help``.
@@ -496,17 +527,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.options = rest
     try:
         return args.run(args)
-    except ModuleNotFoundError as error:
-        extra = {distribution: extra for distribution, extra, _ in PACKAGES}.get(error.name or "")
-        if extra is None:
-            raise
-        need = f'python -m pip install "fxlab[{extra}]"'
-        print(f"fxlab {args.command} needs {error.name}: {need}", file=sys.stderr)
     except BrokenPipeError:  # `fxlab show ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (CommandError, FxlabError, OSError, ValueError, subprocess.SubprocessError) as error:
-        _say(f"fxlab {args.command}: {error}")
+    except KeyboardInterrupt:
+        _say(f"fxlab {args.command}: stopped")
+        return 130
+    except SystemExit as stop:
+        if args.passes_on:
+            raise
+        _say(f"fxlab {args.command}: the code ended the process, with {stop.code!r}")
+    except Exception as error:
+        _say(f"fxlab {args.command}{_reason(error)}")
     return 1
+
+
+def _reason(error: Exception) -> str:
+    """Say why a command could not: in the kit's words, or where a user's code stopped.
+
+    Raises:
+        Exception: The error itself, if it is neither: then the kit is wrong.
+    """
+    extras = {distribution: extra for distribution, extra, _ in PACKAGES}
+    if isinstance(error, ModuleNotFoundError) and error.name in extras:
+        return f' needs {error.name}: python -m pip install "fxlab[{extras[error.name]}]"'
+    if isinstance(error, CommandError | FxlabError):
+        return f": {error}"
+    users = told(error)
+    if not users and not isinstance(error, OSError | ValueError | subprocess.SubprocessError):
+        raise error
+    return f": {users or error}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What does a word of the command line name: a model, a pass, an input?
+"""What does a word of the command line name: a model, a pass, an input? And what stopped it?
 
 A name alone is one of the kit's own, and what is not there is told with what is; a file or a module
 before a colon makes it anybody's. Also a signature is read here, so that what needs arguments is
-told from what can be called as it is. The paper has no command line.
+told from what can be called as it is, and what a user's own code raised from what the kit did. The
+paper has no command line.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import importlib.util
 import inspect
 import re
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
 from typing import Any
+
+from fxlab.core.errors import is_users, quote
 
 
 class CommandError(Exception):
@@ -59,7 +64,8 @@ def load(name: str, home: str) -> Any:
         except ModuleNotFoundError as error:
             raise CommandError(f"can't import {place}: {error}") from error
     if not hasattr(module, attribute):
-        raise CommandError(f"{place} has no {attribute}")
+        missing = attribute or "name: give one behind the colon"
+        raise CommandError(f"{place} has no {missing}")
     return getattr(module, attribute)
 
 
@@ -100,7 +106,11 @@ def _import_file(path: Path) -> Any:
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        error.filename = error.filename or path.name  # unknown of a file that is no text
+        raise
     return module
 
 
@@ -120,7 +130,7 @@ def example_input(text: str) -> Any:
         Normal random numbers, or zeros and ones for a dtype without fractions; the same each time.
 
     Raises:
-        CommandError: If the text is not of that form.
+        CommandError: If the text is not of that form, or there is no memory for so many numbers.
 
     Example:
         >>> example_input("i64[2, 3]").dtype, example_input("f32[4]").shape
@@ -134,6 +144,45 @@ def example_input(text: str) -> Any:
     sizes = [int(size) for size in match[2].split(",") if size.strip()]
     dtype = getattr(torch, _DTYPES[match[1]])
     chance = torch.Generator().manual_seed(0)
-    if dtype.is_floating_point:
-        return torch.randn(sizes, generator=chance).to(dtype)
-    return torch.randint(0, 2, sizes, generator=chance).to(dtype)
+    try:
+        if dtype.is_floating_point:
+            return torch.randn(sizes, generator=chance).to(dtype)
+        return torch.randint(0, 2, sizes, generator=chance).to(dtype)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        raise CommandError(f"{text} cannot be made: {str(error).splitlines()[0]}") from error
+
+
+def told(error: BaseException) -> str:
+    """Say what a user's own code raised: where, and what; empty if it is not theirs.
+
+    Args:
+        error: An exception that came out of the kit.
+
+    Returns:
+        The innermost line of a user's file and the error; for text that Python cannot compile, its
+        place. Empty when the kit raised it, or what the kit called.
+
+    Example:
+        >>> told(KeyError("nobody's"))
+        ''
+    """
+    kind = f"{type(error).__name__}: "
+    if isinstance(error, SyntaxError):
+        line = f":{error.lineno}" if error.lineno else ""
+        return f"{Path(error.filename or '').name}{line}: {kind}{error.msg}"
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames]
+    kit = str(Path(__file__).parent)
+    ours = [place for place in places if place[0].startswith(kit) or _is_a_persons(place[0])]
+    if isinstance(error, RecursionError):  # it is raised wherever the stack ends
+        ours = [place for place in ours if not place[0].startswith(kit)]
+    if not ours or ours[-1][0].startswith(kit):
+        return ""
+    return f"{quote(ours[-1])}\n  {kind}{error}"
+
+
+def _is_a_persons(file: str) -> bool:
+    """Say whether somebody wrote a file for themselves: neither Python nor pip brought it."""
+    paths = sysconfig.get_paths()
+    installed = (paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return is_users(file) and not file.startswith(("<", *installed))

@@ -350,7 +350,7 @@ def test_a_teachers_commands_are_loaded_only_when_they_are_called():
         (["trace", "nofile.py:x"], "there is no file nofile.py"),
         (["trace", "no.such.module:x"], "can't import no.such.module"),
         (["trace", "math:nope"], "math has no nope"),
-        (["trace", "math:pi"], "math:pi is no model and no function, but a float"),
+        (["trace", "math:pi"], "math:pi is no model and no function; it is of type float"),
         (["show", "MLP", "--pass", "nope"], "fxlab.passes has no nope"),
         (["show", "MLP", "--input", "q8[2]"], "an input is written like"),
         (["show", "MLP", "--check"], "it needs --input"),
@@ -362,6 +362,132 @@ def test_what_is_not_there_is_named_in_one_line_and_exits_with_1(argv, reason, c
     assert reason in said
     assert said.startswith(f"fxlab {argv[0]}: ")
     assert said.count("\n") == 1
+
+
+BROKEN = """
+import sys
+from torch import nn
+
+
+class Raises(nn.Module):
+    def __init__(self):
+        raise RuntimeError("no weights here")
+
+
+class Exits(nn.Module):
+    def __init__(self):
+        sys.exit(3)
+
+
+def fails():
+    raise KeyError("nope")
+
+
+def endless(x):
+    return endless(x)
+
+
+def stops(gm):
+    raise KeyboardInterrupt
+
+
+def ends(gm):
+    sys.exit("bye")
+
+
+ready = nn.ReLU()
+"""
+FILES = {
+    "broken.py": BROKEN,
+    "imports.py": "import no_such_package\n",
+    "no_python.py": "x = 1\ndef f(: pass\n",
+    "raises.py": "raise ValueError('boom\\x1b[31m')\n",
+    "no_text.py": "\0",
+}
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A folder of a user's files, in each of which something is wrong."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "show broken.py:Raises",
+            r"broken\.py:8, in __init__:  raise .*\n  RuntimeError: no weights",
+        ),
+        ("show broken.py:fails --call", r"broken\.py:17, in fails:  raise .*\n  KeyError: 'nope'"),
+        ("trace broken.py:endless", r"broken\.py:21, in endless: .*\n  RecursionError: "),
+        ("draw broken.py:fails --call -o x.dot", r"broken\.py:17, in fails"),
+        ("show imports.py:x", r"imports\.py:1, in <module>: .*\n  ModuleNotFoundError: "),
+        ("show no_python.py:x", r"no_python\.py:2: SyntaxError: "),
+        ("show no_text.py:x", r"no_text\.py: SyntaxError: |null bytes"),
+        ("trace raises.py:x", r"raises\.py:1, in <module>: .*\n  ValueError: boom"),
+        ("show broken.py:Exits", r": the code ended the process, with 3$"),
+        ("show MLP --pass broken.py:ends", r": the code ended the process, with 'bye'$"),
+        ("show broken.py:ready --call", r"broken\.py:ready is nothing to call"),
+        ("show broken.py:", r"broken\.py has no name"),
+        ("show MLP --input f32[99999999999999999999]", r"f32\[9+\] cannot be made: "),
+        ("show MLP --input f32[1000000,1000000,1000]", r"cannot be made: "),
+        ("show MLP --input f32[2,8] --check", r"it needs --pass"),
+        ("paper --out x.json", r"they need --run"),
+        ("paper --paper-size", r"they need --run"),
+    ],
+)
+def test_what_is_wrong_with_a_users_code_is_told_with_its_line_and_no_traceback(
+    words, said, broken, capsys
+):
+    assert cli.main(words.split()) == 1
+    told = capsys.readouterr().err
+    assert re.search(said, told, flags=re.MULTILINE), told
+    assert "Traceback" not in told and "cli.py" not in told and "\x1b" not in told
+
+
+def test_who_stops_a_command_is_told_so_and_gets_130(broken, capsys):
+    assert cli.main(["show", "MLP", "--pass", "broken.py:stops"]) == 130
+    assert capsys.readouterr().err.endswith("fxlab show: stopped\n")
+
+
+def test_an_error_of_the_kits_own_is_not_hidden(monkeypatch):
+    def wrong():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "surroundings", wrong)
+    # This test is a user's file; the kit's own line must be the last one.
+    monkeypatch.setattr(cli, "told", lambda error: "")
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["doctor"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["show MLP --html {}", "show MLP --html {}/no/x.html", "show MLP --json {}/no/x.json",
+     "show MLP --svg {}", "draw MLP -o {}/no/x.svg", "show MLP --steps -5", "show MLP --steps x",
+     "paper --run --out {}"],
+)  # fmt: skip
+def test_where_nothing_can_be_written_is_told_before_anything_runs(words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words.format(tmp_path).split())
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert re.search("is a folder|there is no folder|give a number", told)
+    assert "capturing" not in told
+
+
+def test_show_says_so_when_the_program_refuses_the_inputs(capsys):
+    assert cli.main(["show", "MLP", "--input", "f32[2, 3]"]) == 0
+    assert "not run: the program fails on the inputs (RuntimeError: " in capsys.readouterr().err
+    assert cli.main(["show", "MLP", "--input", "f32[2, 8]"]) == 0
+    assert "not run" not in capsys.readouterr().err
 
 
 def test_the_first_lecture_is_found_from_a_folder_below_the_project(monkeypatch, tmp_path):
