@@ -1,25 +1,35 @@
-"""Does the suite pass with the oldest torch that we support, and with the newest there is?
+"""Does the suite pass with the oldest torch that we support, the newest, and other Pythons?
 
 ``make compat`` (or ``python -m tests.compat``) makes an environment for each in ``build/compat``,
 installs what it can, runs the suite without notebooks and browser, and says what broke beside the
-pinned torch. It needs a network and some gigabytes; what can't be installed is said and skipped.
+pinned torch. For every other Python of this machine the pinned torch is installed and nothing else
+of ours, and the core's tests run. ``--only python3.12`` tries one. It needs a network and some
+gigabytes; what can't be installed is said and skipped.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
+import shutil
 import subprocess
 import sys
-import venv
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.pythons import found, version_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "compat"
 # Prose and pictures are checked against the pinned versions only.
 LEFT_OUT = ("browser", "test_notebooks.py", "test_readme.py", "test_reference.py", "test_binder.py",
             "test_package.py", "test_differences.py")  # fmt: skip
+# What is done with torch alone, whatever Python runs it.
+CORE = (
+    *("bytecode", "codegen", "errors", "graph", "graph_module", "interpreter", "lint", "names"),
+    *("operators", "parity", "pickling", "purity", "tracer", "tracing", "tracing_flag"),
+)
 
 
 @dataclass
@@ -27,7 +37,7 @@ class Outcome:
     """What one environment came to.
 
     Attributes:
-        name: "oldest" or "newest".
+        name: "oldest", "newest", or a Python such as "python3.12".
         torch: The version that was installed; empty when none could be.
         reason: Why nothing ran; empty when something did.
         passed: How many tests passed.
@@ -81,20 +91,33 @@ def read_report(text: str, outcome: Outcome) -> None:
             outcome.passed += 1
 
 
-def attempt(name: str, requirement: str, torch_args: list[str]) -> Outcome:
-    """Make the environment, install, run the suite in it."""
+def plan(constraints: str, pyproject: str) -> dict[str, tuple[Path, str]]:
+    """Return what is tried: name -> interpreter and torch."""
+    here = Path(sys.executable)
+    (pinned,) = re.findall(r"^torch==\S+", constraints, flags=re.M)
+    tried = {"oldest": (here, f"torch=={supported(pyproject)}"), "newest": (here, "torch")}
+    for python in found():
+        if version_of(python) != version_of(here):
+            tried[f"python{version_of(python)}"] = (python, pinned)
+    return tried
+
+
+def attempt(name: str, interpreter: Path, requirement: str, torch_args: list[str]) -> Outcome:
+    """Make the environment, install, run the suite in it; the core's part on another Python."""
     outcome = Outcome(name)
     home = FOLDER / name
-    venv.create(home, with_pip=True, clear=True)
+    shutil.rmtree(home, ignore_errors=True)
+    subprocess.run([str(interpreter), "-m", "venv", str(home)], check=True)
+    core = name.startswith("python")
     python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     pins = FOLDER / "constraints.txt"
     pins.write_text(pins_without_torch((ROOT / "constraints.txt").read_text("utf-8")), "utf-8")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for words in (
-        [*pip, *torch_args, requirement],
-        [*pip, "-c", str(pins), "-e", f"{ROOT}[teach,lab,lower]", "pytest", "pytest-timeout"],
-        [*pip, "-c", str(pins), "pytest-xdist", "psutil", "nbval", "packaging"],
-    ):
+    tools = ["pytest", "pytest-timeout", "pytest-xdist", "psutil", "packaging"]
+    tools += ["hypothesis", "numpy"]
+    ours = [] if core else ["nbval", "-e", f"{ROOT}[teach,lab,lower]"]
+    pinned = [] if core else ["-c", str(pins)]  # a pin may not know another Python
+    for words in ([*pip, *torch_args, requirement], [*pip, *pinned, *tools, *ours]):
         print(f"{name}: {' '.join(words[3:])}", flush=True)
         ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         if ran.returncode:
@@ -104,11 +127,12 @@ def attempt(name: str, requirement: str, torch_args: list[str]) -> Outcome:
     outcome.torch = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     report = FOLDER / f"{name}.xml"
     report.unlink(missing_ok=True)
-    ignored = [f"--ignore=tests/{part}" for part in LEFT_OUT]
+    ignored = [] if core else [f"--ignore=tests/{part}" for part in LEFT_OUT]
+    chosen = [f"tests/test_{part}.py" for part in CORE] if core else ["tests"]
     print(f"{name}: running the suite with torch {outcome.torch}", flush=True)
     # Deprecations of another torch are news, not failures.
     words = [str(python), "-m", "pytest", "-q", "-n", "2", "-W", "default", "-m",
-             "not slow and not browser", f"--junitxml={report}", *ignored, "tests"]  # fmt: skip
+             "not slow and not browser", f"--junitxml={report}", *ignored, *chosen]  # fmt: skip
     subprocess.run(words, cwd=ROOT, check=False)
     if report.exists():
         read_report(report.read_text(encoding="utf-8"), outcome)
@@ -117,12 +141,15 @@ def attempt(name: str, requirement: str, torch_args: list[str]) -> Outcome:
     return outcome
 
 
-def main(torch_args: list[str]) -> int:
-    """Try both; arguments go to pip's install of torch, such as ``--index-url``."""
+def main(words: list[str]) -> int:
+    """Try all; unknown arguments go to pip's install of torch, such as ``--index-url``."""
+    tried = plan((ROOT / "constraints.txt").read_text(encoding="utf-8"),
+                 (ROOT / "pyproject.toml").read_text(encoding="utf-8"))  # fmt: skip
+    parser = argparse.ArgumentParser(prog="python -m tests.compat", allow_abbrev=False)
+    parser.add_argument("--only", choices=tried, action="append")
+    args, torch_args = parser.parse_known_args(words)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    oldest = supported((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    wanted = {"oldest": f"torch=={oldest}", "newest": "torch"}
-    outcomes = [attempt(name, need, torch_args) for name, need in wanted.items()]
+    outcomes = [attempt(name, *tried[name], torch_args) for name in args.only or tried]
     print("\n".join(str(outcome) for outcome in outcomes))
     return int(any(outcome.broken or outcome.reason for outcome in outcomes))
 

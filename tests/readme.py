@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -28,12 +29,13 @@ def example(text: str) -> tuple[str, str]:
     """Return README's first Python block and what it prints."""
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
     out = io.StringIO()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-    ):
-        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out):
+        os.chdir(folder)
+        try:
+            exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+        finally:
+            os.chdir(here)
     return code, out.getvalue()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.compat import ROOT, Outcome, pins_without_torch, read_report, supported
+import sys
+
+from tests.compat import CORE, ROOT, Outcome, pins_without_torch, plan, read_report, supported
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.test_a" name="good"/>
@@ -33,6 +35,20 @@ def test_what_broke_is_named_with_its_first_line():
         "  tests.test_a::bad: no such name\n"
         "  ::tests.test_b: collection failure"
     )
+
+
+def test_every_other_python_of_the_machine_is_tried_with_the_pinned_torch(monkeypatch, tmp_path):
+    versions = {tmp_path / "a": "3.10", tmp_path / "b": "3.13"}
+    here = ".".join(map(str, sys.version_info[:2]))
+    monkeypatch.setattr("tests.compat.found", lambda: list(versions))
+    monkeypatch.setattr("tests.compat.version_of", lambda path: versions.get(path, here))
+    tried = plan("six==1\ntorch==2.13.0\n", 'dependencies = ["torch>=2.9"]')
+    assert tried["oldest"][1] == "torch==2.9.0"
+    assert tried["newest"][1] == "torch"
+    assert {name: torch for name, (_, torch) in tried.items() if name.startswith("python")} == {
+        f"python{version}": "torch==2.13.0" for version in versions.values() if version != here
+    }
+    assert all((ROOT / f"tests/test_{part}.py").is_file() for part in CORE)
 
 
 def test_what_could_not_be_installed_is_said():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import sys
 import threading
 import weakref
 
@@ -151,6 +152,7 @@ def test_a_graph_without_output_returns_none():
     assert Transformer(GraphModule({}, graph)).transform()(1) is None
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows no notes")
 def test_an_error_names_the_node_and_the_users_line():
     gm = traced()
     with pytest.raises(RuntimeError) as caught:
