@@ -3,8 +3,9 @@
 ``make compat`` (or ``python -m tests.compat``) makes an environment for each in ``build/compat``,
 installs what it can, runs the suite without notebooks and browser, and says what broke beside the
 pinned torch. For every other Python of this machine the pinned torch is installed and nothing else
-of ours, and the core's tests run. ``--only python3.12`` tries one. It needs a network and some
-gigabytes; what can't be installed is said and skipped.
+of ours, and the core's tests run; and the explorer's with the versions that Google Colab documents.
+``--only python3.12`` tries one. It needs a network and some gigabytes; what can't be installed is
+said and skipped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.places import COLAB
 from tests.pythons import found, version_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +32,8 @@ CORE = (
     *("bytecode", "codegen", "errors", "graph", "graph_module", "interpreter", "lint", "names"),
     *("operators", "parity", "pickling", "purity", "tracer", "tracing", "tracing_flag"),
 )
+# What asks something of a host's widgets, fonts and notebook.
+HOSTED = ("widget", "static", "playground", "predicting")
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Outcome:
     """What one environment came to.
 
     Attributes:
-        name: "oldest", "newest", or a Python such as "python3.12".
+        name: "oldest", "newest", a Python such as "python3.12", or "colab".
         torch: The version that was installed; empty when none could be.
         reason: Why nothing ran; empty when something did.
         passed: How many tests passed.
@@ -99,6 +103,8 @@ def plan(constraints: str, pyproject: str) -> dict[str, tuple[Path, str]]:
     for python in found():
         if version_of(python) != version_of(here):
             tried[f"python{version_of(python)}"] = (python, pinned)
+        if version_of(python) == COLAB.python:
+            tried["colab"] = (python, pinned)
     return tried
 
 
@@ -108,15 +114,18 @@ def attempt(name: str, interpreter: Path, requirement: str, torch_args: list[str
     home = FOLDER / name
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([str(interpreter), "-m", "venv", str(home)], check=True)
-    core = name.startswith("python")
+    alone = name.startswith("python") or name == "colab"  # without an installation of ours
     python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     pins = FOLDER / "constraints.txt"
     pins.write_text(pins_without_torch((ROOT / "constraints.txt").read_text("utf-8")), "utf-8")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     tools = ["pytest", "pytest-timeout", "pytest-xdist", "psutil", "packaging"]
     tools += ["hypothesis", "numpy"]
-    ours = [] if core else ["nbval", "-e", f"{ROOT}[teach,lab,lower]"]
-    pinned = [] if core else ["-c", str(pins)]  # a pin may not know another Python
+    ours = [] if alone else ["nbval", "-e", f"{ROOT}[teach,lab,lower]"]
+    if name == "colab":
+        ours = [need for need in COLAB.packages if not need.startswith("torch")]
+        ours += ["graphviz-pure"]
+    pinned = [] if alone else ["-c", str(pins)]  # a pin may not know another Python
     for words in ([*pip, *torch_args, requirement], [*pip, *pinned, *tools, *ours]):
         print(f"{name}: {' '.join(words[3:])}", flush=True)
         ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -127,8 +136,9 @@ def attempt(name: str, interpreter: Path, requirement: str, torch_args: list[str
     outcome.torch = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     report = FOLDER / f"{name}.xml"
     report.unlink(missing_ok=True)
-    ignored = [] if core else [f"--ignore=tests/{part}" for part in LEFT_OUT]
-    chosen = [f"tests/test_{part}.py" for part in CORE] if core else ["tests"]
+    ignored = [] if alone else [f"--ignore=tests/{part}" for part in LEFT_OUT]
+    parts = HOSTED if name == "colab" else CORE
+    chosen = [f"tests/test_{part}.py" for part in parts] if alone else ["tests"]
     print(f"{name}: running the suite with torch {outcome.torch}", flush=True)
     # Deprecations of another torch are news, not failures.
     words = [str(python), "-m", "pytest", "-q", "-n", "2", "-W", "default", "-m",

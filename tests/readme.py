@@ -1,5 +1,5 @@
-"""Make the parts of README that come from running something: the example's output, the picture,
-the paper's exhibits beside this kit's, the map of the lectures, the table of differences.
+"""Make the parts of README that come from something else: Binder's badge, the example's output, the
+picture, the paper's exhibits beside this kit's, the map of the lectures, the table of differences.
 `python -m tests.readme` writes them, and the guides of tests/reference.py; tests/test_readme.py
 compares.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fxlab import evidence
-from tests import reference
+from tests import places, reference
 from tests.differences import DIFFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,6 +131,7 @@ def filled(text: str) -> str:
     """Return README's text with its generated parts made anew."""
     _, output = example(text)
     parts = {
+        "binder": places.badge(),
         "output": f"```\n{output}```",
         "paper": exhibits(),
         "lectures": lectures(),

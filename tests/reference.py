@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fxlab import evidence
+from tests import places
 from tests.differences import DIFFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -195,6 +196,7 @@ def pages() -> dict[str, str]:
         "reference.md": reference(),
         "coming_from_torch_fx.md": coming_from_torch_fx(),
         "timeline.md": timeline(),
+        "elsewhere.md": places.page(),
     }
 
 

@@ -222,7 +222,7 @@ class _OpenVinoEngine:
         key = hashlib.sha256(model + repr(sorted(settings.items())).encode()).hexdigest()
         blob, note = folder / f"{key}.blob", folder / f"{key}.json"
         header = {"openvino": self.version, "settings": settings}
-        if blob.exists() and note.exists() and json.loads(note.read_text()) == header:
+        if blob.exists() and note.exists() and json.loads(note.read_text("utf-8")) == header:
             self.from_cache = True
             return core.import_model(blob.read_bytes(), "CPU")
         source = core.read_model(path) if path is not None else core.read_model(model)
@@ -230,7 +230,7 @@ class _OpenVinoEngine:
         stream = io.BytesIO()
         compiled.export_model(stream)
         blob.write_bytes(stream.getvalue())
-        note.write_text(json.dumps(header))
+        note.write_text(json.dumps(header), "utf-8")
         return compiled
 
     def describe(

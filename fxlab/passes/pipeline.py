@@ -342,7 +342,7 @@ def _worker(
 ) -> None:
     """What a process does: join the others, run the stage, send the result or the traceback."""
     _die_with_parent()
-    trace = (Path(folder) / f"trace-{rank}.txt").open("w")
+    trace = (Path(folder) / f"trace-{rank}.txt").open("w", encoding="utf-8")
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
     try:
@@ -454,7 +454,7 @@ def _timed_out(crew: Sequence[Any], ranks: Sequence[int], folder: str) -> Pipeli
         time.sleep(0.3)
         for rank in ranks:
             path = Path(folder) / f"trace-{rank}.txt"
-            text = path.read_text() if path.exists() else ""
+            text = path.read_text("utf-8") if path.exists() else ""
             texts.append(f"stage {rank} is at\n{text.rstrip() or '  (still starting)'}")
     joined = "\n".join(texts)
     return PipelineError(
