@@ -9,6 +9,7 @@ to say what it lost, adds a context manager to `watchers`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import operator
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from . import patches
 from .codegen import CodeGen
 from .errors import TraceError, TraceRuntimeError, call_site, trace_state
-from .graph import Graph, _enter_region, _exit_region
+from .graph import Graph
 from .proxy import Proxy
 
 if TYPE_CHECKING:
@@ -77,18 +78,13 @@ def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) 
         for function in (tracer.root_function, *patches.wrapped_functions.values()):
             tracer._search_globals(getattr(function, "__globals__", None))
         fn, args = tracer.create_args_for_root(fn, is_module, concrete_args)
-        annotation = _annotations(fn).get("return")
+        annotation = _annotations(fn, "return").get("return")
         hooked = is_module and (tracer.root._forward_hooks or tracer.root._forward_pre_hooks)
         if hooked and tracer.traced_func_name == "forward" and not hasattr(fn, "__fxlab_flat__"):
             fn = patches._call
         value = tracer.create_arg(fn(*args))
         output = tracer.create_node("output", "output", (value,), {}, None, annotation)
         output.meta["source"] = ()
-    for node in list(graph.nodes):  # regions without anything inside
-        enter = node._prev
-        if node._target is _exit_region and enter._target is _enter_region:
-            graph.erase_node(node)
-            graph.erase_node(enter)
     tracer.submodule_paths = None
     tracer._tracing = False
     graph._trace_warnings = tracer._emit_warnings()
@@ -114,7 +110,9 @@ def _function_of(tracer: Tracer, root: Any) -> Any:
 def inline(tracer: Tracer, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a module's forward with Proxies; its Nodes come from here and from the call's line."""
     outer, retracing = trace_state.outer, tracer._retracing
-    trace_state.outer = call_site(4, True)
+    forward = getattr(type(module), "forward", None)  # a scripted module's class has none
+    tracer._search_globals(getattr(forward, "__globals__", None))
+    trace_state.outer = call_site(4, True, 2)
     tracer._retracing = hasattr(module, "_graph")
     hooked: Any = module._forward_hooks or module._forward_pre_hooks  # pyright: ignore
     try:
@@ -159,7 +157,7 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
         given = dict(zip(plain, values, strict=True))
     codegen: Any = getattr(getattr(tracer.root, "_graph", None), "_codegen", None)
     opened = codegen.open_inputs(names) if isinstance(codegen, CodeGen) else {}
-    notes, fixed = _annotations(inner), given or opened
+    notes, fixed = _annotations(inner, *names), given or opened
     unknown = [key for key in fixed if key.lstrip("*") not in names]
     if unknown:
         raise TraceRuntimeError(f"concrete_args names {unknown[0]!r}, which is no argument",
@@ -173,7 +171,7 @@ def arguments(tracer: Tracer, root_fn: Any, is_module: bool,
     keywords = [p.name for p in parameters if p.kind > _P.POSITIONAL_OR_KEYWORD]
     if keywords:
         call = Calls.by_keyword(call, keywords)
-    flat, spec = pytree.tree_flatten(tuple(args))
+    flat, spec = pytree.tree_flatten(tuple(args) if fixed else ())
     if all(child.is_leaf() for child in spec.children()):
         return call, args
     return CodeGen.structured(tracer, call, spec, ["self"] * is_module + names), flat
@@ -222,12 +220,16 @@ def _transfer(value: Any, proxy: Proxy) -> None:
             setattr(proxy.node, name, entry)
 
 
-def _annotations(fn: Any) -> dict[str, Any]:
-    """Return a function's annotations; text is resolved where it can be, else stays text."""
+def _annotations(fn: Any, *names: str) -> dict[str, Any]:
+    """Return some annotations of a function; text is resolved where it can be, else stays text."""
     fn = inspect.unwrap(fn)
-    notes = dict(getattr(fn, "__annotations__", None) or {})
+    given = getattr(fn, "__annotations__", None) or {}
+    notes = {name: given[name] for name in names if name in given}
     for name, note in notes.items():
         if isinstance(note, str):
             with contextlib.suppress(Exception):
-                notes[name] = eval(note, dict(getattr(fn, "__globals__", {})))
+                notes[name] = eval(_compiled(note), dict(getattr(fn, "__globals__", {})))
     return notes
+
+
+_compiled = functools.lru_cache(1000)(functools.partial(compile, filename="<note>", mode="eval"))

@@ -86,32 +86,29 @@ def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[
             at the tracer's own entry (`capture.py`); the frames of the module's call follow.
         skip: how many of the innermost frames are known to be no user's.
     """
-    frame = sys._getframe(skip)
-    outer = getattr(trace_state, "outer", None)
-    kinds = _kinds
-    if outer is not None and kinds[frame.f_code.co_filename] == _BORDER:
-        frame = frame.f_back
+    frame, kinds = sys._getframe(skip), _kinds
+    while kinds[frame.f_code.co_filename] == _INSIDE and frame.f_back is not None:
+        frame = frame.f_back  # most frames
     frames: list[Frame] = []
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
         kind = kinds[file]
-        if kind == 1 or (kind == 2 and skip_torch):
-            pass  # most frames
-        elif kind == 0 or kind == 2:
+        if kind == _OUTSIDE or (kind == _TORCHS and not skip_torch):
             frames.append((file, frame.f_lineno, code.co_name))
             if len(frames) == limit or code.co_name == "<module>":
                 break
-        elif kind == 4:
+        elif kind == _BORDER:
+            outer = getattr(trace_state, "outer", None)
             if outer is not None and (frames or outer):
                 frames += outer
                 break
-        elif kind == 3:
+        elif kind == _GENERATED:
             node = _node_of(frame)
             frames += node.meta.get("source", ()) if node is not None else ()
             if len(frames) >= limit:
                 break
-        elif kind == 5:
+        elif kind == _ENTRY:
             break
         frame = frame.f_back
     return tuple(frames[:limit])

@@ -59,6 +59,17 @@ def _short_name(name: str) -> str:
     return _snake.sub(r"_\1", stem).lower()
 
 
+@functools.lru_cache(10_000)
+def _legal_name(wish: str) -> tuple[str, str, str]:
+    """Return a wish as an identifier, and that split before the number that it ends in."""
+    name = wish.replace(".", "_")
+    if ".." in wish or not (name.isidentifier() and name.isascii()):
+        name = _illegal_chars.sub("_", wish) or "_unnamed"
+        name = f"_{name}" if name[0].isdigit() else name
+    base, _, digits = name.rpartition("_")
+    return (name, base, digits) if base and digits.isdigit() else (name, name, "")
+
+
 def _enter_region(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Enter a region such as `torch.no_grad()`; generated code prints the pair as `with`."""
     region = factory(*args, **kwargs)
@@ -84,18 +95,9 @@ class _Namespace:
         """Return a free name like `candidate`; the same again for the same `obj`."""
         if obj is not None and id(obj) in self._obj_to_name:
             return self._obj_to_name[id(obj)][0]
-        plain = candidate.replace(".", "_")
-        if plain.isidentifier() and plain.isascii() and ".." not in candidate:
-            candidate = plain  # nearly always
-        else:
-            candidate = _illegal_chars.sub("_", candidate) or "_unnamed"
-            candidate = f"_{candidate}" if candidate[0].isdigit() else candidate
-        base, _, digits = candidate.rpartition("_")
+        candidate, base, digits = _legal_name(candidate)
         used, counts = self._used_names, self._base_count
-        if not (base and digits.isdigit()):
-            base, number = candidate, counts.get(candidate, 0)
-        else:
-            number = counts.get(base, 0) if candidate in used else int(digits)
+        number = int(digits) if digits and candidate not in used else counts.get(base, 0)
         reserved = candidate in _illegal_names and (obj is None or _builtin(candidate) is not obj)
         while reserved or candidate in used:
             number += 1
@@ -249,15 +251,15 @@ class Graph:
             RewriteError: `args` is no tuple, `kwargs` no dict, or the target does not fit `op`.
         """
         args, kwargs = args or (), kwargs or {}
-        right = isinstance(args, tuple) and isinstance(kwargs, dict)  # pyright: ignore
-        if not right:
+        if not (isinstance(args, tuple) and isinstance(kwargs, dict)):  # pyright: ignore
             raise RewriteError(
                 f"args of a node must be a tuple and kwargs a dict, got {type(args).__name__} and "
                 f"{type(kwargs).__name__}", hint="a single argument needs its comma: (x,)",
                 wrong="graph.call_function(torch.relu, (x))",
                 right="graph.call_function(torch.relu, (x,))")  # fmt: skip
-        wish = name if name is not None else self._target_to_str(target)
-        name = self._graph_namespace.create_name(wish)
+        if name is None:
+            name = _short_name(target) if type(target) is str else self._target_to_str(target)
+        name = self._graph_namespace.create_name(name)
         node = Node(self, name, op, target, args, kwargs, type_expr)
         anchor, after = self._anchor, self._after
         while anchor._erased:

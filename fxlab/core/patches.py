@@ -10,7 +10,6 @@ that only run a model get the original behaviour.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import gc
 import operator
@@ -115,7 +114,11 @@ def _hand_over(handler: Callable[..., Any], like: types.CodeType) -> types.CodeT
         h: Any = "<handler>"
         return h(*args, **kwargs)
 
-    code = method.__code__
+    def read(self: Any, name: str) -> Any:  # the way of nearly all, without stars
+        h: Any = "<handler>"
+        return h(self, name)
+
+    code = (read if like is _getattr_code else method).__code__
     consts = tuple(handler if c == "<handler>" else c for c in code.co_consts)
     return code.replace(co_consts=consts, co_name=like.co_name, co_freevars=like.co_freevars)
 
@@ -210,11 +213,6 @@ def _patched_call(mod: Module, *args: Any, **kwargs: Any) -> Any:
     tracer = getattr(_local, "tracer", None)
     if tracer is None:
         return _call(mod, *args, **kwargs)
-    kind = type(mod)
-    if id(kind) not in tracer._searched:
-        tracer._searched.add(id(kind))
-        with contextlib.suppress(AttributeError):  # a scripted module's class has no forward
-            tracer._search_globals(getattr(kind.forward, "__globals__", None))
     return tracer.call_module(mod, functools.partial(tracer._inline, tracer, mod), args, kwargs)
 
 

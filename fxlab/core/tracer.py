@@ -176,7 +176,7 @@ class TracerBase:
                 self.warn("text", f"text made from a Proxy became an argument: {a[:60]!r}")
             return a
         if kind is tuple:
-            return tuple([self.create_arg(e) for e in a])
+            return tuple(map(self.create_arg, a))
         if kind is list:
             return [self.create_arg(e) for e in a]
         if kind is dict and all(type(key) is str for key in a):
@@ -333,7 +333,7 @@ class Tracer(TracerBase):
         Raises:
             TraceError: (also a NameError) it is no sub-module of the root.
         """
-        path = self._paths().get(mod)
+        path = (self.submodule_paths or self._paths()).get(mod)
         if path is None:
             raise TraceNameError(
                 f"a {type(mod).__name__} was called that is no sub-module of "

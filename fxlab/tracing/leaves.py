@@ -26,8 +26,7 @@ def install() -> None:
 @contextmanager
 def watch(tracer: Tracer) -> Iterator[None]:
     """Let what was a leaf of a GraphModule stay one when that is traced again."""
-    for module in tracer._paths():
-        graph = vars(module).get("_graph")
+    for graph in [m.__dict__["_graph"] for m in tracer._paths() if "_graph" in m.__dict__]:
         for node in graph.nodes if isinstance(graph, Graph) else ():
             if node.meta.get("is_wrapped"):
                 tracer._autowrap_function_ids[id(node.target)] = node.target

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from fxlab.core import patches
 from fxlab.core.capture import watchers
 from fxlab.core.errors import is_users
-from fxlab.core.graph import _enter_region, _exit_region
+from fxlab.core.graph import Graph, _enter_region, _exit_region
 from fxlab.core.node import Node
 from fxlab.core.patches import current_tracer
 from fxlab.core.proxy import Proxy
@@ -89,12 +89,22 @@ def watch(tracer: Tracer) -> Iterator[None]:
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     try:
         yield
+        if "regions" in tracer._notes:
+            _erase_empty_regions(tracer.graph)
     finally:
         torch._C._set_grad_enabled(grad)
         if torch.get_default_dtype() != dtype:
             torch.set_default_dtype(dtype)
         if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not context:
             torch.set_default_device(None if context is None else context.device)
+
+
+def _erase_empty_regions(graph: Graph) -> None:
+    for node in list(graph.nodes):
+        enter = node.prev
+        if node.target is _exit_region and enter.target is _enter_region:
+            graph.erase_node(node)
+            graph.erase_node(enter)
 
 
 @functools.cache
