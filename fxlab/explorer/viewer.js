@@ -1,5 +1,5 @@
-// The explorer's front end: a program's history beside its code. No request is made, and a model's texts are only ever
-// set as text. view.py makes and describes the data; lanes.py and drawing.py do the same in Python.
+// A program's history beside its code. No request is made, and a model's texts are only ever set as text.
+// view.py describes the data; lanes.py and drawing.py do the same in Python.
 
 const OPS = { P: "placeholder", G: "get_attr", F: "call_function", ".": "call_method", M: "call_module", O: "output" };
 const WORDS = { "+": "created", "-": "erased", "~": "changed" }, KIND = { "+": "plus", "-": "minus", "~": "tilde" };
@@ -160,20 +160,12 @@ export class Story {
   // Modules as groups of neighbouring rows; equal neighbours become one repeat.
   tree(frame) {
     if (this.trees.has(frame.key)) return this.trees.get(frame.key);
-    const { paths } = this.data, root = { kids: [], key: "", path: -1 }, open = [root], seen = new Map(),
-      chains = new Map();
-    const chain = (path) => {
-      if (!chains.has(path)) {
-        const out = [];
-        for (let at = path; at >= 0; at = paths[at][0]) out.unshift(at);
-        chains.set(path, out);
-      }
-      return chains.get(path);
-    };
+    const { paths } = this.data, root = { kids: [], key: "", path: -1 }, open = [root], seen = new Map();
     frame.slots.forEach((slot, index) => {
-      const modules = chain(this.rows.get(slot.id).path);
+      const modules = [];
+      for (let at = this.rows.get(slot.id).path; at >= 0; at = paths[at][0]) modules.unshift(at);
       let d = 0;
-      while (d < modules.length && d + 1 < open.length && open[d + 1].path === modules[d]) d++;
+      while (d < modules.length && open[d + 1]?.path === modules[d]) d++;
       open.length = d + 1;
       for (; d < modules.length; d++) {
         const path = modules[d], n = (seen.get(path) || 0) + 1;
@@ -239,7 +231,8 @@ export class Story {
 export class Viewer {
   constructor(root, data, host) {
     Object.assign(this, { root, data, host, story: new Story(data), step: 0, row: null, folds: new Map(),
-      columns: new Set(), hits: [], query: "", id: `fxl${Math.random().toString(36).slice(2, 8)}` });
+      columns: new Set(data.metrics.filter(({ on }) => on)), hits: [], query: "",
+      id: `fxl${Math.random().toString(36).slice(2, 8)}` });
     this.style("--shape", data.width);
     this.style("--rows", data.rows.length);
     this.build();
@@ -267,11 +260,8 @@ export class Viewer {
       "aria-label": "search" });
     on(this.search, "input", () => this.find(this.search.value, 0));
     const boxes = d.metrics.map((metric) => {
-      const box = h("input", { type: "checkbox" }), change = () => this.columns[box.checked ? "add" : "delete"](metric);
-      box.checked = metric.on;
-      box.title = metric.tip;
-      change();
-      on(box, "change", () => { change(); this.show(); });
+      const box = h("input", { type: "checkbox", title: metric.tip, checked: metric.on });
+      on(box, "change", () => { this.columns[box.checked ? "add" : "delete"](metric); this.show(); });
       return h("label", box, metric.title);
     });
     const pane = (name, values) => (this[name] = h(`div.f-${name}`, values));
@@ -285,7 +275,7 @@ export class Viewer {
       tool("?", "keys (?)", () => this.help()));
     this.tabButton.hidden = !this.host.ask;
     this.lanes = svg("svg", { class: "f-lanes", "aria-hidden": "true" });
-    this.canvas = h("div.f-canvas", { role: "rowgroup" });
+    this.canvas = h("div.f-canvas", { role: "rowgroup" }, this.lanes);
     this.grid = h("div.f-grid", { tabindex: 0, role: "treegrid", "aria-readonly": "true",
       "aria-label": `${elide(d.title, 80)}: nodes and code` }, this.canvas);
     this.slider = h("input.f-slider", { type: "range", min: 0, max: last, step: 1, "aria-label": "step" });
@@ -327,7 +317,6 @@ export class Viewer {
     on(this.root, "click", (event) => near(event, "line") && this.chooseLine(near(event, "line")));
   }
 
-  // The source ends where the divider is put.
   divide(x) {
     const { left, width } = this.root.getBoundingClientRect();
     this.style("--left", `${clamp(15, (100 * (x - left)) / width, 75)}%`);
@@ -342,8 +331,7 @@ export class Viewer {
       this.root.dataset.theme = dark ? "dark" : "light";
     };
     const watch = new MutationObserver(read);
-    for (const one of [body, page])
-      watch.observe(one, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind", "theme"] });
+    for (const one of [body, page]) watch.observe(one, { attributes: true });
     media.onchange = read;
     read();
     this.close = () => {
@@ -387,7 +375,6 @@ export class Viewer {
     this.say(`no ${by > 0 ? "later" : "earlier"} change ${this.row === null ? "" : `of ${this.selected()}`}`);
   }
 
-  // Said beside the search, and by a screen reader.
   say(text) { this.found.textContent = text; }
 
   now(id) { return this.story.at(id, this.step); }
@@ -416,7 +403,6 @@ export class Viewer {
     this.tell();
   }
 
-  // All that depends on the step or on the folds.
   show(follow) {
     const { story } = this, frame = (this.frame = story.frame(this.step)), tree = (this.tree = story.tree(frame));
     const closed = this.closed || this.guessing, items = (this.items = []), stack = [[tree.root, 0]];
@@ -466,8 +452,8 @@ export class Viewer {
       this.reveal(at.find((index) => index >= 0));
     }
     this.paint();
-    this.tell();
     this.chrome();
+    this.tell();
   }
 
   inside(group) {
@@ -483,9 +469,8 @@ export class Viewer {
 
   home(row) { return this.tree.home.get(this.frame.slots.findIndex(({ id }) => id === row)); }
 
-  // Open every fold around a row.
   unfold(row) {
-    for (let group = this.home(row); group && group.key; group = group.up) this.folds.set(group.key, true);
+    for (let group = this.home(row); group?.key; group = group.up) this.folds.set(group.key, true);
     this.show();
   }
 
@@ -493,9 +478,9 @@ export class Viewer {
   toggle() {
     const { group } = this, row = group ? this.frame.slots[this.inside(group)[0]].id : this.row,
       home = group || this.home(row);
-    if (!home || !home.key) return;
+    if (!home?.key) return;
     this.folds.set(home.key, !!group);
-    if (group && group.times) for (const kid of group.kids) this.folds.set(kid.key, this.folds.get(kid.key) ?? false);
+    if (group?.times) for (const kid of group.kids) this.folds.set(kid.key, this.folds.get(kid.key) ?? false);
     Object.assign(this, { row, group: null });
     this.show();
     const folded = this.items.findIndex((item) => item.group === home), at = folded < 0 ? this.place.get(row) : folded;
@@ -523,7 +508,7 @@ export class Viewer {
   // To the first input or user; with Shift, to the next one of the same row.
   toward(what, ids, again) {
     const places = (ids || []).map((id) => this.place.get(id)).filter((at) => at >= 0);
-    if (again && this.hop && this.hop.what === what && this.hop.to === this.row) this.hop.k++;
+    if (again && this.hop?.what === what && this.hop.to === this.row) this.hop.k++;
     else this.hop = { what, k: 0, all: [...new Set(places)] };
     const { all, k } = this.hop, n = all.length;
     if (!n) { this.say(what === "i" ? "reads nothing" : "read by nothing"); return; }
@@ -564,12 +549,21 @@ export class Viewer {
       for (const id of this.now(this.row).ins) this.around.set(id, "in");
       for (const id of this.users.get(this.row) || []) this.around.set(id, this.around.has(id) ? "both" : "out");
     }
-    const { data } = this, at = this.chosen(), rows = [], letter = this.wide || 8, shapes = (data.width + 2) * letter;
+    const { data } = this, at = this.chosen(), letter = this.wide || 8, shapes = (data.width + 2) * letter;
     const columns = this.root.clientWidth < 560 || this.isWall ? 0 : shapes + this.columns.size * 84;
     const spare = (this.canvas.clientWidth || 600) - (this.gutter + 1) * LANE - 28 - columns;
     this.room = Math.max(12, Math.floor(spare / letter));
-    for (let index = from; index < to; index++) rows.push(this.paintRow(index, index === at));
-    this.canvas.replaceChildren(this.lanes, ...rows);
+    // A row that says what it said stays in place: a new one costs a layout.
+    const old = {};
+    for (const row of [...this.canvas.children].slice(1)) {
+      const { index } = row.dataset;
+      if (index < from || index >= to) row.remove(); else old[index] = row;
+    }
+    for (let index = from, above = this.lanes; index < to; index++) {
+      const row = this.paintRow(index, index === at), was = old[index];
+      if (!was?.isEqualNode(row)) { above.after(row); was?.remove(); }
+      above = above.nextSibling;
+    }
     this.draw(from, to, at);
     attrs(grid, { "aria-rowcount": this.items.length,
       "aria-activedescendant": at >= from && at < to ? `${this.id}-${at}` : null });
@@ -689,7 +683,7 @@ export class Viewer {
     const { data, story } = this, step = story.steps[this.step], span = step && data.passes[step.s];
     const isPass = span && span.kind === "pass", first = span || data.passes[0];
     const frames = step ? step.w : this.guessing || !data.opening ? [] : [data.opening];
-    const level = frames[this.level] ? this.level : 0, quiet = this.opened && this.opened.quiet ? this.opened : null;
+    const level = frames[this.level] ? this.level : 0, quiet = this.opened?.quiet ? this.opened : null;
     this.head.hidden = !frames.length;
     this.head.replaceChildren(h("span", `${first && first.kind !== "pass" ? "model" : "pass"} source`),
       ...frames.map(([file, line, name], k) =>
@@ -750,14 +744,17 @@ export class Viewer {
           h("span.no", String(source.line + k)), h("span", text || " ")))
         : [h("div.dim", `${place[0]}:${place[1]} in ${place[2]} (its text was not stored)`)]));
     }
-    [...box.children].forEach((line, k, all) => {
-      const at = (line.dataset.line || "").slice(1), now = at === key(place);
-      flag(line, "now", now);
-      flag(line, "did", kind === "p" && did.has(at));
-      attrs(line, { "aria-current": now ? "true" : null });
-      const tall = line.offsetHeight, y = line.offsetTop - box.scrollTop;
-      if (now && (y < 0 || y > box.clientHeight - tall))
-        box.scrollTop = (all[k - (box.clientHeight / tall >> 1)] || line).offsetTop;
+    const lines = [...box.children], at = lines.findIndex((line) => line.dataset.line === kind + key(place));
+    lines.forEach((line, k) => {
+      flag(line, "now", k === at);
+      flag(line, "did", kind === "p" && did.has(line.dataset.line?.slice(1)));
+      attrs(line, { "aria-current": k === at && "true" });
+    });
+    // Sizes are asked for when nothing else will change: each question costs a layout.
+    if (at >= 0) requestAnimationFrame(() => {
+      const { offsetTop, offsetHeight } = lines[at], { scrollTop, clientHeight } = box;
+      if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight)
+        box.scrollTop = (lines[at - (clientHeight / offsetHeight >> 1)] || lines[at]).offsetTop;
     });
   }
 
@@ -859,10 +856,10 @@ export class Viewer {
       for (const [line, rows] of edited) if (rows.has(id)) lines.add(`p${line}`);
       for (const place of this.info(id).source) lines.add(`u${key(place)}`).add(`p${key(place)}`);
     }
-    for (const one of this.canvas.querySelectorAll("[data-index]"))
-      flag(one, "lit", this.items[one.dataset.index].slots.some(({ id }) => ids.has(id)));
-    for (const one of this.root.querySelectorAll("[data-line]"))
-      flag(one, "lit", lines.has(one.dataset.line));
+    for (const one of this.root.querySelectorAll("[data-index], [data-line]")) {
+      const { index, line } = one.dataset;
+      flag(one, "lit", line ? lines.has(line) : this.items[index].slots.some(({ id }) => ids.has(id)));
+    }
   }
 
   chooseLine(line) {
@@ -958,7 +955,7 @@ export class Viewer {
 
   // The kernel draws the classic picture; a page has some with it.
   picture(reply) {
-    if (reply && reply.kind) {
+    if (reply?.kind) {
       clearTimeout(this.waiting);
       this.pane.replaceChildren(add(h("div"), reply.text, reply.svg && h("img",
         { src: `data:image/svg+xml;base64,${reply.svg}`, alt: `graph of step ${reply.step}` })));
@@ -984,7 +981,7 @@ export class Viewer {
     else {
       const cell = this.root.closest(".jp-Cell, .jp-Notebook");
       document.activeElement.blur();
-      if (cell) cell.focus({ preventScroll: true });
+      cell?.focus({ preventScroll: true });
     }
   }
 
@@ -1054,14 +1051,16 @@ async function render({ model, el }) {
 export async function open(root, packed, values) {
   const data = await unpack(Uint8Array.from(atob(packed), (c) => c.charCodeAt(0))),
     kept = { notes: data.notes, ...values }, { pictures = [] } = data;
-  let reply;
+  let reply, late;
   kept.step = location.hash.slice(1) || kept.step;
   return new Viewer(root, data, {
     get: (name) => kept[name],
     on: (name, run) => { if (name === "picture") reply = run; },
     set: (name, value) => {
       kept[name] = value;
-      if (name === "step") history.replaceState(null, "", `#${value}`);
+      if (name !== "step") return;
+      clearTimeout(late);
+      late = setTimeout(() => history.replaceState(null, "", `#${value}`), 200);
     },
     ask: pictures.length ? ({ step }) => {
       const [at, drawn] = pictures.findLast(([first]) => first <= step) || pictures[0];
