@@ -183,6 +183,120 @@ def test_the_engine_is_chosen_by_measuring_and_named():
         assert kernels.choose_engine(few) in kernels.available_engines()
 
 
+@pytest.mark.parametrize("rows", [20, 70])
+def test_a_layers_engine_is_measured_once_for_its_shape_and_no_other_weights_stay(rows):
+    weight, scale, bias = random_weight(48, 80)
+    x = random_codes(rows, 80)
+    kernels._measured.cache_clear()
+    layer = Int8Linear(weight, scale, bias, Codes(0.02, 3), Codes(0.4, 99))
+    out = layer(x)
+    (chosen,) = kernels._measured().values()
+    assert set(layer.packed.by_engine) == {chosen}
+    assert torch.equal(layer.run(x, chosen), out)
+    other = next(e for e in ENGINES if e != chosen)
+    for key in kernels._measured():
+        kernels._measured()[key] = other  # what a second layer of this shape goes by
+    second = Int8Linear(weight, scale, bias, Codes(0.02, 3), Codes(0.4, 99))
+    second(x)
+    assert set(second.packed.by_engine) == {other}
+    kernels._measured.cache_clear()
+
+
+CHANGES = {
+    "input": Codes(0.05, 7),
+    "output": Codes(0.9, 12),
+    "relu": True,
+    "weight": random_weight(33, 64, seed=9)[0],
+    "bias": None,
+    "engine": "reference",
+    "reads_float": True,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_layer_that_ran_goes_by_what_is_set_on_it_afterwards(name, engine):
+    weight, scale, bias = random_weight(33, 64)
+    x = random_codes(5, 64)
+
+    def make():
+        return Int8Linear(weight, scale, bias, Codes(0.02, 3), Codes(0.4, 99), engine=engine)
+
+    layer, fresh = make(), make()
+    layer(x)
+    for one in (layer, fresh):
+        setattr(one, name, CHANGES[name])
+    given = x.float() if name == "reads_float" else x
+    assert torch.equal(layer(given), fresh(given))
+
+
+def test_scales_that_are_loaded_into_a_layer_that_ran_are_used():
+    weight, scale, bias = random_weight(33, 64)
+    x = random_codes(5, 64)
+    layer = Int8Linear(weight, scale, bias, Codes(0.02, 3), Codes(0.4, 99))
+    other = Int8Linear(weight.flip(0), scale * 2, bias, Codes(0.03, 5), Codes(0.5, 90))
+    assert not torch.equal(layer(x), other(x))
+    layer.load_state_dict(other.state_dict())
+    assert torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("output", [None, Codes(0.4, 99)])
+@pytest.mark.parametrize("reads_float", [False, True])
+def test_inputs_in_any_memory_layout_give_the_same(output, reads_float):
+    weight, scale, bias = random_weight(33, 64)
+    for engine in (*ENGINES, "reference"):
+        layer = Int8Linear(weight, scale, bias, Codes(0.02, 3), output, engine=engine)
+        layer.reads_float = reads_float
+        x = torch.randn(64, 9) if reads_float else random_codes(64, 9)
+        assert torch.equal(layer(x.t()), layer(x.t().contiguous()))
+        assert torch.equal(layer(x.t().view(3, 3, 64)), layer(x.t()).view(3, 3, 33))
+
+
+@pytest.mark.parametrize("quant_max", [255, 127])
+@pytest.mark.parametrize("reads_float", [False, True])
+def test_without_onednn_a_layer_from_codes_to_float_is_still_right(
+    monkeypatch, quant_max, reads_float
+):
+    weight, scale, bias = random_weight(33, 64)
+    layer = Int8Linear(weight, scale, bias, Codes(0.02, quant_max // 2, quant_max), None)
+    layer.reads_float = reads_float
+    x = torch.randn(5, 64) if reads_float else random_codes(5, 64) // 2
+    want = layer(x)
+    kernels.choose_engine.cache_clear()
+    monkeypatch.setattr(kernels, "available_engines", lambda: ("fbgemm", "reference"))
+    try:
+        for engine in ("auto", "fbgemm"):
+            layer.engine = engine
+            torch.testing.assert_close(layer(x), want, rtol=1e-5, atol=1e-4)
+    finally:
+        kernels.choose_engine.cache_clear()
+
+
+def test_a_convolution_packs_its_weights_for_the_size_of_the_images_and_keeps_two():
+    weight, scale, bias = random_weight(8, 4, 3, 3)
+    codes = Codes(0.02, 3), Codes(0.3, 90)
+    layer = Int8Conv(weight, scale, bias, *codes, **geometry((1, 1), (1, 1), (1, 1)))
+    for size in (9, 5, 9, 12):
+        for images in (1, 3):
+            x = random_codes(images, 4, size, size)
+            assert differ(layer(x), layer.run(x, "reference"))[0] <= 1
+    assert list(layer.packed.by_engine) == [(5, 5), (12, 12)]
+
+
+def test_dequantizing_multiplies_exactly_as_the_formula_says_in_any_memory_layout():
+    generator = torch.Generator().manual_seed(0)
+    every = torch.arange(256).to(torch.uint8)
+    for _ in range(200):
+        scale = float(torch.rand((), generator=generator) + 1e-6)
+        codes = Codes(scale, int(torch.randint(0, 256, (), generator=generator)))
+        assert torch.equal(kernels.dequantize(every.repeat(3), codes), codes.values().repeat(3))
+    x = random_codes(2, 3, 4, 6)
+    last = x.contiguous(memory_format=torch.channels_last)
+    for view in (x, last, x[:, :, ::2], x.permute(3, 1, 0, 2), x[:, :1].expand(2, 7, 4, 6)):
+        assert torch.equal(kernels.dequantize(view, codes), codes.values()[view.long()])
+    assert kernels.dequantize(last, codes).is_contiguous(memory_format=torch.channels_last)
+
+
 def test_codes_of_weights_do_not_depend_on_the_rows_coded_at_a_time():
     weight = torch.randn(3000, 700)
     scale = weight.abs().amax(1) / 127

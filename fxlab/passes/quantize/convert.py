@@ -71,7 +71,8 @@ def convert(prepared: GraphModule, *, engine: str = "auto", rows: int = 32) -> G
             after training.
         engine: "auto" (measured), "onednn", "fbgemm" or "reference" for all layers. One that this
             torch build lacks is named in the report, and the next is taken.
-        rows: the batch size to pack weights for; the packing for others is made at the first call.
+        rows: the batch size to pack the weights of linear layers for. The packing for others, and
+            of convolutions for the size of their images, is made at the first call.
 
     Returns:
         The int8 program. Its report (``meta["reports"]["convert"]``) has each layer's and each
@@ -111,7 +112,7 @@ def convert(prepared: GraphModule, *, engine: str = "auto", rows: int = 32) -> G
     gm.graph.lint()
     gm.recompile()
     for module in gm.modules():
-        if isinstance(module, (Int8Linear, Int8Conv)) and engine != "reference":
+        if isinstance(module, Int8Linear) and engine != "reference":
             module.pack(rows)
     gm.meta["quantize"] = {"phase": "convert", "mapping": mapping}
     gm.eval()
@@ -219,7 +220,7 @@ def _available(engine: str) -> tuple[str, list[str]]:
 def _merge_quantize(gm: GraphModule) -> None:
     """Edit in place: let a linear layer that is the only reader of a Quantize do its work too.
 
-    For a few rows this is one kernel instead of two; for many the layer calls both.
+    For a few rows this is one kernel instead of two; for many the layer may call both.
     """
     for node in list(gm.graph.nodes):
         if node.op != "call_module" or len(node.users) != 1:
@@ -398,7 +399,8 @@ class _Writer:
             q = observer.qparams()
         scale = q.scale if q.scale.dim() else q.scale.repeat(weight.shape[0])
         codes = kernels.weight_codes(weight, scale, q.quant_min, q.quant_max)
-        dead = int((codes.flatten(1) == 0).all(1).sum())
+        low, high = codes.flatten(1).aminmax(dim=1)
+        dead = int(((low == 0) & (high == 0)).sum())
         if dead:
             self.notes.append(f"{path}: {dead} channels have no weight but 0; scale 1, exact")
         self.weights[key] = codes, scale.contiguous()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +39,14 @@ __all__ = [
 FEW_ROWS = 4
 """Up to so many rows, a product is a matter of reading the weights; another kernel may win."""
 
+SOME_ROWS = 32
+"""Up to so many rows, both reading and arithmetic count; beyond, arithmetic decides."""
+
 CHUNK = 1 << 16
 """Elements looked up at a time, so that the indices stay in the cache."""
+
+SMALL = 1 << 15
+"""Up to so many bytes, copying them is faster than making a second view of their memory."""
 
 
 class Codes(NamedTuple):
@@ -55,14 +62,19 @@ class Codes(NamedTuple):
 
 
 class Packed:
-    """Weights in the layouts that libraries want, made when first needed.
+    """What a module derives from its state when first needed.
 
-    They are derived data: copying or pickling a module leaves them out, and loading weights drops
-    them.
+    Copying or pickling a module leaves it out, and loading weights drops it.
+
+    Args:
+        by_engine: (attribute) weights in the layout that a library wants, by engine; a
+            convolution's by the size of its images.
+        ready: (attribute) what a layer runs for an input of some shape, everything looked up.
     """
 
     def __init__(self) -> None:
-        self.by_engine: dict[str, Any] = {}
+        self.by_engine: dict[Any, Any] = {}
+        self.ready: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
 
     def __deepcopy__(self, memo: dict) -> Packed:
         return Packed()
@@ -94,7 +106,9 @@ def _settle() -> None:
 
 
 def _as_bytes(q: Tensor) -> Tensor:
-    """Return the codes of torch's quantized tensor ``q``: the same memory, as uint8."""
+    """Return the codes of torch's quantized tensor ``q`` as uint8; large ones share its memory."""
+    if q.numel() <= SMALL:
+        return q.int_repr()
     out = torch.empty(0, dtype=torch.uint8)
     return out.set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())
 
@@ -118,7 +132,7 @@ def quantize(x: Tensor, codes: Codes) -> Tensor:
 
 def dequantize(x: Tensor, codes: Codes) -> Tensor:
     """Return the values that ``x`` stands for: f32, same shape."""
-    return look_up(codes.values(), x)
+    return torch.dequantize(_as_quint8(x, codes))
 
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:
@@ -172,8 +186,11 @@ def pack_linear(engine: str, weight: Tensor, scale: Tensor, bias: Tensor | None)
     if engine == "fbgemm":
         _settle()
         zero_point = torch.zeros(weight.shape[0], dtype=torch.int64)
-        make = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateImportUsage]
-        q = make(weight, scale.double(), zero_point, 0)
+        q = torch._empty_per_channel_affine_quantized(  # pyright: ignore[reportPrivateImportUsage]
+            [0, 0], scales=scale.double(), zero_points=zero_point, axis=0, dtype=torch.qint8
+        )
+        # The same memory: a copy would be the largest temporary of a conversion.
+        q.set_(weight.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
         with _quantized_engine("fbgemm"):
             return torch.ops.quantized.linear_prepack(q, bias)
     return None
@@ -193,51 +210,104 @@ class _quantized_engine:
         torch.backends.quantized.engine = self.before
 
 
-def linear_onednn(x: Tensor, layer: Any, packed: Any) -> Tensor:
-    """Return ``layer`` of codes u8[M, K]: u8[M, N], or f32[M, N] when it emits float."""
-    weight, zero_point = packed
-    out = layer.output
-    return torch.ops.onednn.qlinear_pointwise.default(
-        x,
-        layer.input.scale,
-        layer.input.zero_point,
-        weight,
-        layer.weight_scale,
-        zero_point,
-        layer.bias,
-        1.0 if out is None else out.scale,
-        0 if out is None else out.zero_point,
-        torch.float32 if out is None else torch.uint8,
-        "relu" if layer.relu else "none",
-        [],
-        "",
-    )
+def bind_linear(engine: str, layer: Any, packed: Any, reads_float: bool) -> Callable[..., Tensor]:
+    """Return a function of one input that runs ``layer`` on ``engine``.
 
+    All that the layer knows is looked up now. A call for one row takes as long as reading the
+    weights, and then every line of Python counts, the more so as weights drive it from the cache.
 
-def linear_fbgemm(x: Tensor, layer: Any, packed: Any) -> Tensor:
-    """Return ``layer`` of codes u8[M, K], or of float f32[M, K] that it quantizes: u8[M, N]."""
-    run = torch.ops.quantized.linear_relu if layer.relu else torch.ops.quantized.linear
-    if x.dtype == torch.float32:
-        scale, zero_point = layer.input.scale, layer.input.zero_point
-        x = torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
+    Args:
+        engine: one of ``available_engines``.
+        layer: an Int8Linear with codes u8[M, K] in, or f32[M, K] with ``reads_float``.
+        packed: what ``pack_linear`` returned for ``engine``.
+        reads_float: whether the input is float.
+    """
+    source, out = layer.input, layer.output
+    inside = engine == "fbgemm" and reads_float and source.quant_max == 255
+    if engine == "fbgemm" and out is None:
+        return _bind_fbgemm_float(layer, packed)
+    if engine == "fbgemm":
+        run = _bind_fbgemm(layer, packed, inside)
+    elif engine == "onednn":
+        run = _bind_onednn(layer, packed)
     else:
-        x = _as_quint8(x, layer.input)
-    return _as_bytes(run.default(x, packed, layer.output.scale, layer.output.zero_point))
+        run = functools.partial(linear_reference, layer=layer)
+    before = reads_float and not inside
+    top = 255 if out is None else out.quant_max
+    if not before and top == 255:
+        return run
+
+    def steps(x: Tensor) -> Tensor:
+        y = run(quantize(x, source) if before else x)
+        return y if top == 255 else y.clamp_(max=top)  # no kernel knows of fewer than 8 bits
+
+    return steps
 
 
-def linear_fbgemm_float(x: Tensor, layer: Any, packed: Any) -> Tensor:
-    """Return ``layer`` of float f32[M, K]: f32[M, N]; one kernel quantizes, multiplies, scales."""
+def _bind_onednn(layer: Any, packed: Any) -> Callable[[Tensor], Tensor]:
+    """Codes u8[M, K] -> u8[M, N], or f32[M, N] when the layer emits float."""
+    run, (weight, weight_zero_point) = torch.ops.onednn.qlinear_pointwise.default, packed
+    scale, zero_point, _ = layer.input
+    weight_scale, bias, relu = layer.weight_scale, layer.bias, "relu" if layer.relu else "none"
+    out_scale, out_zero_point, _ = layer.output or Codes(1.0, 0)
+    dtype = torch.float32 if layer.output is None else torch.uint8
+
+    def call(x: Tensor) -> Tensor:
+        return run(
+            x,
+            scale,
+            zero_point,
+            weight,
+            weight_scale,
+            weight_zero_point,
+            bias,
+            out_scale,
+            out_zero_point,
+            dtype,
+            relu,
+            [],
+            "",
+        )
+
+    return call
+
+
+def _bind_fbgemm(layer: Any, packed: Any, reads_float: bool) -> Callable[[Tensor], Tensor]:
+    """Codes u8[M, K], or float f32[M, K] that it quantizes -> u8[M, N]."""
+    ops = torch.ops.quantized
+    run = (ops.linear_relu if layer.relu else ops.linear).default
+    source, (scale, zero_point, _) = layer.input, layer.input
+    out_scale, out_zero_point, _ = layer.output
+    if reads_float:
+        quantized, quint8 = torch.quantize_per_tensor, torch.quint8
+
+        def call(x: Tensor) -> Tensor:
+            x = x if x.dtype == torch.float32 else x.float()
+            q = quantized(x, scale, zero_point, quint8)
+            return _as_bytes(run(q, packed, out_scale, out_zero_point))
+
+    else:
+
+        def call(x: Tensor) -> Tensor:
+            return _as_bytes(run(_as_quint8(x, source), packed, out_scale, out_zero_point))
+
+    return call
+
+
+def _bind_fbgemm_float(layer: Any, packed: Any) -> Callable[[Tensor], Tensor]:
+    """Float f32[M, K] -> f32[M, N]: one kernel quantizes, multiplies and scales."""
     ops = torch.ops.quantized
     run = (
         ops.linear_with_input_q_dq_qweight_dq_relu_output_fp32
         if layer.relu
         else ops.linear_with_input_q_dq_qweight_dq_output_fp32
-    )
-    return run.default(x, layer.input.scale, layer.input.zero_point, packed)
+    ).default
+    scale, zero_point, _ = layer.input
+    return lambda x: run(x if x.dtype == torch.float32 else x.float(), scale, zero_point, packed)
 
 
 def linear_reference(x: Tensor, layer: Any) -> Tensor:
-    """Return what the other two should: integer products and sums, then one rounding in float64."""
+    """Return ``layer`` of codes u8[M, K]: integer products and sums, one rounding in float64."""
     acc = (x.long() - layer.input.zero_point) @ layer.weight.long().t()  # (M, N)
     return _finish_reference(acc, layer, None)
 
@@ -261,8 +331,16 @@ def _finish_reference(acc: Tensor, layer: Any, other: Tensor | None) -> Tensor:
 # ----------------------------------------------------------------------------------- convolutions
 
 
-def pack_conv(layer: Any) -> Any:
-    """Return what oneDNN wants to be given for a convolution's weight i8[N, C / groups, ...]."""
+def pack_conv(layer: Any, shape: torch.Size) -> Any:
+    """Return what oneDNN wants to be given for a convolution's weight i8[N, C / groups, ...].
+
+    The best layout depends on the size of the images, not on their number. In another one the
+    result is the same, but every call moves the weights, which can take 40 times as long.
+
+    Args:
+        layer: an Int8Conv.
+        shape: of the codes u8[B, C, ...] that it will be called with.
+    """
     packed = torch.ops.onednn.qconv_prepack.default(
         layer.weight,
         layer.weight_scale,
@@ -272,7 +350,7 @@ def pack_conv(layer: Any) -> Any:
         layer.padding,
         layer.dilation,
         layer.groups,
-        None,
+        [1, *shape[1:]],
     )
     return packed, torch.zeros(layer.weight.shape[0], dtype=torch.int32)
 
@@ -377,6 +455,11 @@ def max_pool2d(x: Tensor, codes: Codes, options: dict[str, Any]) -> Tensor:
 # ------------------------------------------------------------------------- the choice of an engine
 
 
+def class_of(rows: int) -> int:
+    """Return 0 for few rows, 1 for some, 2 for many: each has one engine in a layer."""
+    return 0 if rows <= FEW_ROWS else 1 if rows <= SOME_ROWS else 2
+
+
 @functools.cache
 def choose_engine(few: bool) -> str:
     """Return the fastest engine for linear layers on this machine, measured once a process.
@@ -384,9 +467,9 @@ def choose_engine(few: bool) -> str:
     Args:
         few: for at most ``FEW_ROWS`` rows (reading weights decides) or for many (arithmetic does).
     """
-    engines: tuple[str, ...] = available_engines()
-    if len(engines) <= 2:
-        return next(iter(engines))
+    engines = available_engines()[:-1]
+    if len(engines) < 2:
+        return (*engines, "reference")[0]
     from fxlab.passes.quantize.modules import Int8Linear
 
     # For few rows the weight must not fit the cache of the core, or reading it costs nothing.
@@ -396,15 +479,60 @@ def choose_engine(few: bool) -> str:
     x = torch.randn(rows, width, generator=generator)
     layer = Int8Linear(weight, torch.full((out,), 1e-3), None, Codes(0.02, 128), None)
     layer.reads_float = True
-    best = dict.fromkeys(engines[:-1], 9e9)
-    for attempt in range(12):
-        for engine in best:
-            layer.engine = engine
-            start = time.perf_counter()
-            layer(x)
-            if attempt > 1:  # packing and warming up
-                best[engine] = min(best[engine], time.perf_counter() - start)
-    if few and "fbgemm" in best:
+    best = _race(layer, engines, x, 12)
+    if few:
         # Read from memory alone, oneDNN ties with it; on a busy core it fell to half the speed.
         best["fbgemm"] *= 0.75
     return min(best, key=lambda engine: best[engine])
+
+
+@functools.cache
+def _measured() -> dict[tuple, str]:
+    """Return the engines found by ``engine_of``, by what decides."""
+    return {}
+
+
+def engine_of(layer: Any, x: Tensor) -> str:
+    """Return the fastest engine for ``layer`` of an input as large as ``x``.
+
+    For few rows that is the machine's. For more it depends on the shape: one library's time grows
+    with the width of the input, another's with the rows and the output. So the layer itself is run
+    on each, once a process for layers of one shape; the loser's weights are dropped again.
+
+    Args:
+        layer: an Int8Linear whose engine is "auto".
+        x: its input, u8[M, K], or f32[M, K] if it reads float.
+    """
+    rows = class_of(x.shape[0])
+    fused = layer.reads_float and layer.input.quant_max == 255
+    engines = [engine for engine in available_engines()[:-1] if engine != "fbgemm"]
+    if "fbgemm" in available_engines() and (fused or layer.output is not None):
+        engines.insert(0, "fbgemm")  # it goes from codes to codes, float to float
+    if len(engines) < 2:
+        return (*engines, "reference")[0]
+    if rows == 0:
+        return choose_engine(True)
+    shape = tuple(layer.weight.shape)
+    key = (shape, rows, layer.reads_float, layer.output is None, torch.get_num_threads())
+    if key not in _measured():
+        found = layer.packed.by_engine
+        made = [engine for engine in engines if engine not in found]
+        best = _race(layer, engines, x, 6)
+        winner = _measured()[key] = min(best, key=lambda engine: best[engine])
+        for engine in made:
+            if engine != winner:
+                found.pop(engine, None)
+    return _measured()[key]
+
+
+def _race(layer: Any, engines: Sequence[str], x: Tensor, attempts: int) -> dict[str, float]:
+    """Return the least seconds that ``layer`` took for ``x`` on each engine, run in turns."""
+    runs = {engine: layer.bind(engine) for engine in engines}
+    best = dict.fromkeys(engines, 9e9)
+    for attempt in range(attempts):
+        for engine, run in runs.items():
+            start = time.perf_counter()
+            run(x)
+            if attempt:  # the first warms up
+                best[engine] = min(best[engine], time.perf_counter() - start)
+    return best

@@ -8,6 +8,7 @@ that the libraries want are made when first needed and never stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxlab.passes.quantize import kernels
-from fxlab.passes.quantize.kernels import FEW_ROWS, Codes, Packed
+from fxlab.passes.quantize.kernels import Codes, Packed
 
 __all__ = [
     "Quantize",
@@ -28,6 +29,9 @@ __all__ = [
     "Int8Embedding",
     "Table",
 ]
+
+SHAPES = 64
+"""For so many shapes of the input a layer remembers what to run."""
 
 
 class CodesModule(nn.Module):
@@ -44,7 +48,7 @@ class CodesModule(nn.Module):
         return {name: None if c is None else list(c) for name, c in values.items()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over scales and zero points; packed weights are made anew."""
+        """Take over scales and zero points; what was derived is made anew."""
         for name, codes in state.items():
             setattr(self, name, None if codes is None else Codes(*codes))
         if hasattr(self, "packed"):
@@ -187,46 +191,58 @@ class Int8Linear(Int8Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer of ``x``, on the engine that is fastest for so many rows."""
-        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        flat = flat.float() if self.reads_float else flat
-        engine = self.engine_for(flat.shape[0])
-        if engine == "fbgemm" and self.output is None:
-            out = kernels.linear_fbgemm_float(flat, self, self._packed(engine))
-        else:
-            inside = engine == "fbgemm" and self.input.quant_max == 255  # it takes float as well
-            if self.reads_float and not inside:
-                flat = kernels.quantize(flat, self.input)
-            out = self.run(flat.contiguous(), engine)
-        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], -1)
+        run = self.packed.ready.get(x.shape)
+        return run(x) if run is not None else self._first(x)
 
-    def engine_for(self, rows: int) -> str:
-        """Return the engine that a batch of ``rows`` rows runs on."""
-        engine = self.engine
-        if engine == "auto":
-            engine = kernels.choose_engine(rows <= FEW_ROWS)
-        if engine != "fbgemm" or self.output is not None:
-            return engine
-        if self.reads_float and self.input.quant_max == 255:
-            return engine
-        return kernels.available_engines()[0]  # fbgemm goes from codes to codes, float to float
+    def _first(self, x: Tensor) -> Tensor:
+        """Return the layer of ``x``, and keep what to run for its shape."""
+        if x.dim() != 2:
+            return self(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+        run = self.bind(kernels.engine_of(self, x) if self.engine == "auto" else self.engine)
+        ready = self.packed.ready
+        if len(ready) >= SHAPES:
+            ready.clear()
+        ready[x.shape] = run
+        return run(x)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, and drop what was derived from its old value."""
+        super().__setattr__(name, value)
+        if name not in ("training", "packed") and "packed" in self.__dict__:
+            self.packed = Packed() if name in self._buffers else self.packed
+            self.packed.ready.clear()
 
     def pack(self, rows: int) -> None:
-        """Make the packed weights for a batch of ``rows`` rows now instead of at the first call."""
-        self._packed(self.engine_for(rows))
+        """Make packed weights for a batch of ``rows`` rows now instead of at the first call.
 
-    def _packed(self, engine: str) -> Any:
+        They are for the engine that is best on this machine in general. The first call may find
+        that another is better for this layer, and make its own.
+        """
+        few = rows <= kernels.FEW_ROWS
+        self.bind(kernels.choose_engine(few) if self.engine == "auto" else self.engine)
+
+    def bind(self, engine: str, reads_float: bool | None = None) -> Callable[[Tensor], Tensor]:
+        """Return the layer as a function of two-dimensional inputs, on a given engine.
+
+        Args:
+            engine: fbgemm, onednn or reference. Fbgemm goes from codes to codes and from float to
+                float; for codes to float the next engine is taken.
+            reads_float: whether float or codes come in; None for what the layer reads.
+        """
+        reads_float = self.reads_float if reads_float is None else reads_float
+        fused = reads_float and self.input.quant_max == 255
+        if engine == "fbgemm" and self.output is None and not fused:
+            engine = next(e for e in kernels.available_engines() if e != engine)
         found = self.packed.by_engine
-        if engine not in found:
-            found[engine] = kernels.pack_linear(engine, self.weight, self.weight_scale, self.bias)
-        return found[engine]
+        packed = found.get(engine)
+        if packed is None:
+            packed = kernels.pack_linear(engine, self.weight, self.weight_scale, self.bias)
+            found[engine] = packed
+        return kernels.bind_linear(engine, self, packed, reads_float)
 
     def run(self, codes: Tensor, engine: str) -> Tensor:
         """Return the layer of codes u8[M, K] on a given engine."""
-        if engine == "onednn":
-            return self.clamp(kernels.linear_onednn(codes, self, self._packed(engine)))
-        if engine == "fbgemm" and self.output is not None:
-            return self.clamp(kernels.linear_fbgemm(codes, self, self._packed(engine)))
-        return kernels.linear_reference(codes, self)
+        return self.bind(engine, reads_float=False)(codes)
 
     def extra_repr(self) -> str:
         """Show the weight's shape, what the codes mean, and whether float comes in."""
@@ -275,20 +291,23 @@ class Int8Conv(Int8Layer):
         out = self.run(codes, "onednn" if engine == "fbgemm" else engine, other)
         return out.squeeze(0) if unbatched else out
 
-    def pack(self, rows: int) -> None:
-        """Make the packed weights now; ``rows`` does not matter to a convolution."""
-        if "onednn" not in self.packed.by_engine:
-            self.packed.by_engine["onednn"] = kernels.pack_conv(self)
-
     def run(self, codes: Tensor, engine: str, other: Tensor | None = None) -> Tensor:
         """Return the layer of u8[B, C, ...] on a given engine."""
         if engine != "onednn" or "onednn" not in kernels.available_engines():
             return kernels.conv_reference(codes, self, other)
-        self.pack(0)
-        packed = self.packed.by_engine["onednn"]
         if codes.dim() == 4:
             codes = codes.contiguous(memory_format=torch.channels_last)
-        return self.clamp(kernels.conv_onednn(codes, self, packed, other))
+        return self.clamp(kernels.conv_onednn(codes, self, self._packed(codes.shape), other))
+
+    def _packed(self, shape: torch.Size) -> Any:
+        """Return the weights packed for images of this size; the last two sizes are kept."""
+        found, size = self.packed.by_engine, shape[2:]
+        packed = found.get(size)
+        if packed is None:
+            for old in list(found)[:-1]:
+                found.pop(old, None)
+            packed = found[size] = kernels.pack_conv(self, shape)
+        return packed
 
 
 class Int8Add(CodesModule):
