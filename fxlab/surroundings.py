@@ -69,6 +69,8 @@ def _front_end() -> Finding:
     """Compare ipywidgets in the kernel with its half in the browser: one generation or nothing."""
     kernel, browser = version_of("ipywidgets"), version_of("jupyterlab_widgets")
     name = "widget front end"
+    if kernel and version_of("google-colab"):
+        return Finding(name, f"Colab's own, with ipywidgets {kernel}", "", "lab")
     if not kernel or not browser:
         return Finding(name, "", 'python -m pip install "fxlab[lab]"', "lab")
     generation = {"8": "3", "7": "1"}.get(kernel.split(".")[0], "3")

@@ -41,6 +41,16 @@ def test_doctor_prints_the_same_as_json(capsys):
     assert [f["name"] for f in findings] == [f.name for f in cli.surroundings()]
 
 
+def test_doctor_does_not_ask_a_host_with_a_front_end_of_its_own_for_another(monkeypatch):
+    there = {"ipywidgets": "7.7.1", "jupyterlab_widgets": "3.0.16"}
+    monkeypatch.setattr("fxlab.surroundings.version_of", lambda name: there.get(name, ""))
+    found = {finding.name: finding for finding in cli.surroundings()}
+    assert "wants jupyterlab_widgets 1" in found["widget front end"].remedy
+    there["google-colab"] = "1.0.0"
+    found = {finding.name: finding for finding in cli.surroundings()}
+    assert found["widget front end"].found == "Colab's own, with ipywidgets 7.7.1"
+
+
 def test_doctor_tells_nobody_where_it_runs(capsys):
     cli.main(["doctor"])
     text = capsys.readouterr().out
