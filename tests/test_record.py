@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import torch.fx
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import const_fold
 from torch.fx.passes.split_module import split_module as torch_split
 
@@ -34,9 +36,10 @@ from fxlab.explorer import timeline_of, trace_timeline
 from fxlab.explorer.run import thumbnail
 from fxlab.explorer.sameness import private_copy
 from fxlab.explorer.timeline import Timeline
+from fxlab.explorer.view import strip
 from fxlab.models import resnet18, resnet50
 from fxlab.models.small import randomize_batch_norms
-from fxlab.passes import as_pass, fuse_conv_bn
+from fxlab.passes import as_pass, dce, fuse_conv_bn
 from fxlab.passes.fuse import fold_conv_bn
 from fxlab.passes.matcher import SubgraphMatcher
 
@@ -308,6 +311,63 @@ def test_inputs_that_do_not_fit_are_said_and_nothing_crashes(inputs):
     verdict = timeline.passes[0].same_output
     assert verdict["verdict"] == "refused"
     assert verdict["text"].startswith("not checked: the program fails on the inputs")
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_numbers_are_said_and_nothing_crashes(kind):
+    if kind == "fake":
+        with FakeTensorMode():
+            model, x = Small().eval(), torch.randn(2, 3, 8, 8)
+    else:
+        model, x = Small().eval().to("meta"), torch.randn(2, 3, 8, 8, device="meta")
+    timeline = timeline_of(model, [dce], (x,))
+    assert timeline.failure is None
+    verdict = timeline.passes[-1].same_output
+    assert verdict["verdict"] == "refused" and "has no numbers" in verdict["text"]
+    explored = timeline_of(model, None, (x,))
+    assert explored.failure is None
+
+    def loses_numbers(gm):
+        relu = next(node for node in gm.graph.nodes if node.target is torch.relu)
+        relu.args, relu.target = (), lost
+
+    timeline = timeline_of(fxlab.symbolic_trace(Small().eval()), [loses_numbers], (X,))
+    assert "a tensor without numbers" in timeline.passes[0].same_output["text"]
+
+
+def lost():
+    return torch.empty(2, 4, 4, 4, device="meta")
+
+
+def slowly(x):
+    time.sleep(0.02)
+    return x + 0
+
+
+def test_the_time_of_a_program_is_measured_when_it_is_asked_for():
+    def slow():
+        gm = fxlab.symbolic_trace(nn.Linear(3, 3))
+        (output,) = gm.graph.find_nodes(op="output")
+        with gm.graph.inserting_before(output):
+            output.args = (gm.graph.call_function(slowly, output.args),)
+        return gm
+
+    def faster(gm):
+        for node in list(gm.graph.find_nodes(op="call_function", target=slowly)):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+
+    x = torch.randn(2, 3)
+    with record(slow(), (x,), repeats=3) as timeline:
+        timeline.run(faster)
+    (span,) = timeline.passes
+    assert span.cost_before["seconds"] >= 0.02 > span.cost_after["seconds"] > 0
+    (text,) = [text for text in strip(span) if text.startswith("time")]
+    assert re.fullmatch(r"time \d\S* ms \u2192 0\.\d+ ms", text)
+    again = Timeline.from_json(timeline.to_json())
+    assert again.passes[0].cost_after == span.cost_after
+    assert timeline_of(slow(), [faster], (x,), repeats=1).passes[0].cost_before["seconds"] >= 0.02
+    assert timeline_of(slow(), [faster], (x,)).passes[0].cost_before["seconds"] is None
 
 
 def test_without_inputs_nothing_is_said_about_the_output():

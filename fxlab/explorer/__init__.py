@@ -49,6 +49,7 @@ def explore(
     inputs: Sequence[Any] | None = None,
     *,
     strict: bool = False,
+    repeats: int = 0,
     **view: Any,
 ) -> Explorer:
     """Show a program, and what passes do to it, edit by edit.
@@ -61,12 +62,14 @@ def explore(
         inputs: Example inputs: shapes and costs are shown, and each pass is held to the output of
             the first program. Without passes, the run itself is shown node by node.
         strict: Raise what a trace or a pass raises, instead of showing it as the last step.
+        repeats: Time the program before and after each pass on the inputs: the median of so many
+            runs, in seconds. 0 measures nothing.
         **view: Handed to the Explorer: `step`, `selection`, `wall`, `predict`.
 
     Returns:
         An Explorer; `explorer.timeline` is the story, `explorer.error` what went wrong or None.
     """
-    timeline = timeline_of(x, passes, inputs)
+    timeline = timeline_of(x, passes, inputs, repeats)
     failure = getattr(timeline, "failure", None)
     if strict and failure is not None:
         raise failure
@@ -81,16 +84,21 @@ def timeline_of(
     x: Any,
     passes: Sequence[Callable[..., Any]] | None = None,
     inputs: Sequence[Any] | None = None,
+    repeats: int = 0,
 ) -> Timeline:
-    """The story that `explore` shows, without the widget; `timeline.failure` is what went wrong.
+    """Return the story that `explore` shows, without the widget.
 
     Args:
-        x: As for `explore`, like the others: a Module, function, GraphModule or timeline.
-        passes: What is run over it, in order.
-        inputs: Example inputs; with them each pass is judged: same output or not.
+        x: As in `explore`.
+        passes: As in `explore`.
+        inputs: As in `explore`.
+        repeats: As in `explore`.
+
+    Returns:
+        A Timeline; a recorded one's `failure` is what went wrong, or None.
 
     Raises:
-        RewriteError: ``x`` is none of these.
+        RewriteError: `x` is none of what `explore` shows.
     """
     if isinstance(x, Timeline):
         return x
@@ -101,11 +109,11 @@ def timeline_of(
     if isinstance(x, torch.export.ExportedProgram):
         from fxlab.interop import from_exported
 
-        timeline = _opened(from_exported(x), inputs, "exported program")
+        timeline = _opened(from_exported(x), inputs, "exported program", repeats)
     elif isinstance(x, GraphModule | torch.fx.GraphModule):
-        timeline = _opened(_private(x), inputs, title_of(x))
+        timeline = _opened(_private(x), inputs, title_of(x), repeats)
     elif isinstance(x, nn.Module) or callable(x):
-        timeline = trace_timeline(x, inputs)
+        timeline = trace_timeline(x, inputs, repeats=repeats)
     else:
         raise RewriteError(
             f"explore can't show a {type(x).__name__}",
@@ -124,9 +132,9 @@ def _private(gm: Any) -> Any:
     return copy_sharing_tensors(gm)
 
 
-def _opened(gm: Any, inputs: Sequence[Any] | None, title: str) -> RecordedTimeline:
+def _opened(gm: Any, inputs: Sequence[Any] | None, title: str, repeats: int) -> RecordedTimeline:
     """A timeline of a ready program, without steps yet."""
-    recording = record(gm, inputs)
+    recording = record(gm, inputs, repeats=repeats)
     recording.recorder.block = ("", "")
     recording.recorder.start(gm)
     recording.recorder.stop()

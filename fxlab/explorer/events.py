@@ -7,10 +7,12 @@ per pass and one `Watched` per graph. They are kept cheap, since a pass waits fo
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch.nn import parameter as torch_parameter
 
 from fxlab.core.graph import Graph
@@ -151,6 +153,29 @@ def measured_cost(
             columns["live_bytes"].append((nodes[row.name], row.live_bytes))
     moved = result.bytes_read + result.bytes_written
     return {"flops": result.flops, "bytes": moved}, columns
+
+
+def measured_seconds(gm: Any, inputs: Sequence[Any], repeats: int) -> float | None:
+    """The median seconds of so many runs of a copy; None for 0 runs, or where it can't run."""
+    if repeats < 1:
+        return None
+    from fxlab.explorer.sameness import private_copy
+
+    tensors = (*gm.parameters(), *gm.buffers())
+    devices = sorted({one.device.index for one in tensors if one.device.type == "cuda"})
+    times = []
+    try:
+        copy = private_copy(gm, None)
+        with torch.random.fork_rng(devices), torch.no_grad():
+            for _ in range(repeats + 1):  # the first warms up
+                start = time.perf_counter()
+                copy(*inputs)
+                for device in devices:
+                    torch.cuda.synchronize(device)
+                times.append(time.perf_counter() - start)
+    except Exception:  # as in measured_cost
+        return None
+    return sorted(times[1:])[repeats // 2]
 
 
 def is_lazy(parameter: Any) -> bool:

@@ -37,6 +37,7 @@ from fxlab.explorer.events import (
     is_lazy,
     known_value,
     measured_cost,
+    measured_seconds,
     new_event,
     snapshot,
 )
@@ -64,6 +65,7 @@ class Recorder:
         one = isinstance(inputs, torch.Tensor)
         self.inputs = None if inputs is None else (inputs,) if one else tuple(inputs)
         self.max_edits, self.max_growth, self.max_seconds = max_edits, max_growth, max_seconds
+        self.repeats = 0
         self.events: list[Event] = []
         self.watched: dict[Any, Watched] = {}
         self.spans: list[Span] = []
@@ -388,12 +390,14 @@ class Recorder:
         held = {id(one): one for one in look_at(gm)[1].values() if isinstance(one, nn.Parameter)}
         parameters = sum(one.numel() for one in held.values() if not is_lazy(one))
         cost = {"nodes": counts, "parameters": parameters, "flops": None, "bytes": None}
+        cost["seconds"] = None
         columns: dict[str, list[tuple[Any, float]]] = {}
         if measure and self.reference is not None and self.reference.problem is None:
             with self.quiet():
                 measured, columns = measured_cost(gm, self.reference.inputs)
+                cost["seconds"] = measured_seconds(gm, self.reference.inputs, self.repeats)
             cost.update(measured)
-        return Boundary(gm.graph, {**cost, "seconds": None}, shapes, columns)
+        return Boundary(gm.graph, cost, shapes, columns)
 
     def settle(self) -> None:
         """Find by comparing what no listener told."""
@@ -460,6 +464,8 @@ class record:
         max_edits: A pass is stopped at its next edit beyond so many.
         max_growth: ... or when the graph grows beyond this many times its size.
         max_seconds: ... or at its first edit after so many seconds.
+        repeats: With inputs: time the program before and after each pass, the median of so many
+            runs, in seconds; 0 measures nothing.
 
     Returns:
         A context manager; its target is the `Timeline`, which can be read inside the block too.
@@ -487,6 +493,7 @@ class record:
         max_edits: int = 100_000,
         max_growth: float = 50,
         max_seconds: float | None = None,
+        repeats: int = 0,
     ) -> None:
         graph = getattr(gm, "graph", None)
         if not isinstance(graph, (Graph, torch.fx.Graph)):
@@ -498,6 +505,7 @@ class record:
             )
         self.gm = gm
         self.recorder = Recorder(inputs, max_edits, max_growth, max_seconds)
+        self.recorder.repeats = repeats
 
     def __enter__(self) -> Any:
         from fxlab.explorer.history import RecordedTimeline

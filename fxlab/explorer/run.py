@@ -22,7 +22,7 @@ from fxlab.core.graph import Graph
 from fxlab.display import shape_text
 from fxlab.explorer.events import Event
 from fxlab.explorer.record import Recorder
-from fxlab.explorer.sameness import converted, private_copy
+from fxlab.explorer.sameness import converted, private_copy, without_data
 from fxlab.passes.base import made_by
 
 BINS = 16
@@ -151,7 +151,8 @@ def statistics(value: Any) -> dict[str, Any]:
             if isinstance(one, torch.Tensor)
         ),
     }
-    if tensor is None or tensor.numel() == 0 or tensor.is_complex() or tensor.is_sparse:
+    empty = tensor is None or tensor.numel() == 0 or without_data(tensor)
+    if tensor is None or empty or tensor.is_complex() or tensor.is_sparse:
         return fields
     if tensor.is_quantized:
         tensor = tensor.dequantize()
@@ -175,7 +176,7 @@ def thumbnail(value: Any) -> str | None:
             smallest number is black, the largest white, infinities and NaN count as 0.
     """
     tensor = next((one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)), None)
-    plain = tensor is not None and tensor.layout == torch.strided and tensor.device.type != "meta"
+    plain = tensor is not None and tensor.layout == torch.strided and not without_data(tensor)
     if tensor is None or not plain or tensor.is_complex() or tensor.dim() < 2 or not tensor.numel():
         return None
     if tensor.is_quantized:

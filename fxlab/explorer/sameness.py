@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from fxlab.core.graph import Graph
@@ -212,9 +213,13 @@ class Reference:
             self.native = self._run(gm, None, self.keys)
         except Exception as error:  # the user's program; what it raises is told, not raised
             first = str(error).strip().splitlines()
-            self.problem = f"{type(error).__name__}: {first[0] if first else ''}"[:300]
+            what = f"{type(error).__name__}: {first[0] if first else ''}"[:300]
+            self.problem = f"the program fails on the inputs ({what})"
             return
         self.first_shapes = self.latest_shapes
+        if without_data(self.native):
+            self.problem = "what the program returns has no numbers (a meta or fake tensor)"
+            return
         self.wide = self._try_wide(gm, self.keys)
 
     def _run(self, gm: Any, dtype: torch.dtype | None, keys: dict[Any, int]) -> Any:
@@ -254,9 +259,7 @@ class Reference:
     def judge(self, recorder: Recorder, span: Span) -> dict[str, Any]:
         """The verdict on the module that a pass has made."""
         if self.problem is not None:
-            return verdict(
-                "refused", f"not checked: the program fails on the inputs ({self.problem})"
-            )
+            return verdict("refused", f"not checked: {self.problem}")
         gm = span.result
         written = next((e.after["path"] for e in recorder.events if e.after is not None
                         and e.after.get("written")), None)  # fmt: skip
@@ -496,12 +499,22 @@ def compare(old: Any, new: Any, dtypes: bool = False) -> tuple[str | None, float
         if one.shape != other.shape or (dtypes and one.dtype != other.dtype):
             text = f"it returns {shape_text(other)} where {shape_text(one)} was returned"
             return text, math.inf, 0.0
+        if without_data((one, other)):
+            return "it returns a tensor without numbers (meta or fake)", math.inf, 0.0
         if one.numel() == 0:
             continue
         scale = largest(one)
         allowed = max(allowed, tolerance(one.dtype) * scale)
         error = max(error, distance(one, other))
     return None, error, allowed
+
+
+def without_data(value: Any) -> bool:
+    """Whether a tensor among a value's parts has a shape but no numbers: meta and fake tensors."""
+    return any(
+        isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor))
+        for leaf in pytree.tree_leaves(value)
+    )
 
 
 def is_plain(value: Any) -> bool:

@@ -27,6 +27,7 @@ def trace_timeline(
     inputs: Sequence[Any] | None = None,
     *,
     concrete_args: dict[str, Any] | None = None,
+    repeats: int = 0,
 ) -> RecordedTimeline:
     """Trace a model and return the story of it, one step per recorded operation.
 
@@ -34,6 +35,7 @@ def trace_timeline(
         model: A Module or a function.
         inputs: Example inputs: shapes are shown, and later passes are judged with them.
         concrete_args: As in `fxlab.symbolic_trace`.
+        repeats: As in `record`: how many runs time the program after the trace and each pass.
 
     Returns:
         A timeline that can go on: `timeline.run(pass_)`. If the model could not be traced its
@@ -44,7 +46,7 @@ def trace_timeline(
     title = type(model).__name__ if not callable(getattr(model, "__code__", None)) else ""
     title = getattr(model, "__name__", title) or title
     recorder = Recorder(inputs)
-    recorder.max_edits = 10_000_000
+    recorder.max_edits, recorder.repeats = 10_000_000, repeats
     timeline = RecordedTimeline(title, recorder)
     span = Span("trace", "trace", 0, Boundary(None))
     recorder.spans.append(span)

@@ -487,14 +487,14 @@ def strip(span: PassSpan) -> list[str]:
         for op in [*nodes_before, *(op for op in nodes_after if op not in nodes_before)]:
             if nodes_before.get(op, 0) != nodes_after.get(op, 0):
                 out.append(_change(op, nodes_before.get(op, 0), nodes_after.get(op, 0)))
-    for key, word, unit in (
-        ("parameters", "parameters", ""),
-        ("flops", "FLOPs of conv and matmul", ""),
-        ("bytes", "bytes", "B"),
-        ("seconds", "time", "s"),
+    for key, word, scale, unit in (
+        ("parameters", "parameters", 1, ""),
+        ("flops", "FLOPs of conv and matmul", 1, ""),
+        ("bytes", "bytes", 1, "B"),
+        ("seconds", "time", 1e3, "ms"),
     ):
         if before.get(key) is not None and after.get(key) is not None:
-            out.append(_change(word, before[key], after[key], unit))
+            out.append(_change(word, scale * before[key], scale * after[key], unit))
     if span.same_output:
         out.append(f"same output: {span.same_output['text']}")
     return out
