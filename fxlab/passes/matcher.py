@@ -27,6 +27,7 @@ from fxlab.passes.normalize import Call, canonical_call, find
 EDGES = ("placeholder", "output")
 _CALLS = ("call_function", "call_method", "call_module")
 _LISTS = (list, tuple)
+HOLDERS = (Node, list, tuple, dict, slice)  # what may hold a Node; all else is a constant
 _Pairs = list[tuple[Any, Any]]
 _Goals = (
     Any  # None or (pattern's part, graph's part, further goals): a linked list is cheap to share
@@ -115,6 +116,8 @@ class SubgraphMatcher:
             [output] if match_output else [n for n in output.all_input_nodes if len(n.users) == 1]
         )
         self._returned = frozenset(self.pattern_returning_nodes)
+        self._edges = frozenset(n for n in nodes if n.op in EDGES)
+        self._anything = frozenset(() if match_placeholder else self.pattern_placeholder_nodes)
         self._spellings: dict[Node, Call] = {}
         self.order: dict[Node, float] = {}
         self._trouble: Callable[[dict[Node, Any], str, Any, Any], None] | None = None
@@ -142,17 +145,19 @@ class SubgraphMatcher:
         """Yield matches, those that begin at `start` only when it is given."""
         self._spellings = {}
         order = self.order = {node: i for i, node in enumerate(graph.nodes)}
-        effects, taken, found = _Effects(order), set[Node](), set[tuple[int, ...]]()
+        effects, taken = _Effects(order), set[Node]()
         anchors = self.pattern_anchors
         candidates = {a: [n for n in order if self._alike(a, n, name)] for a in anchors}
         for node in candidates[anchors[0]] if candidates and all(candidates.values()) else ():
             if node in taken or start not in (None, node):
                 continue
+            found: set[tuple[int, ...]] = set()
             for bound in self._solve(node, name, candidates, taken):
-                key = tuple([id(bound[anchor]) for anchor in anchors])
-                if key in found:
+                key = tuple([id(bound[anchor]) for anchor in anchors[1:]])
+                body = {gn: pn for pn, gn in bound.items() if pn not in self._edges}
+                if key in found or not taken.isdisjoint(body):
                     continue
-                obstacle = self._obstacle(bound, effects)
+                obstacle = self._obstacle(bound, body, effects)
                 if obstacle is not None:
                     self._tell(bound, *obstacle)
                     continue
@@ -161,7 +166,7 @@ class SubgraphMatcher:
                 results = [bound[n] for n in self.pattern_returning_nodes if n in bound]
                 yield InternalMatch(anchors, dict(bound), inputs, results)
                 if self.remove_overlapping_matches:
-                    taken.update(g for p, g in bound.items() if p.op not in EDGES)
+                    taken.update(body)
                     break
 
     def _tell(self, bound: dict[Node, Any], kind: str, pn: Any = None, gn: Any = None) -> None:
@@ -200,11 +205,7 @@ class SubgraphMatcher:
                                 for n in reversed(near) if n not in taken]  # fmt: skip
                     break
             else:
-                if not taken or not any(
-                    isinstance(g, Node) and g in taken and p.op not in EDGES
-                    for p, g in bound.items()
-                ):
-                    yield bound
+                yield bound
 
     def _near(self, anchor: Node, bound: dict[Node, Any], every: list[Node]) -> list[Node]:
         """Return the candidates for a further anchor: users of what is bound already, if any."""
@@ -226,7 +227,7 @@ class SubgraphMatcher:
 
     def _alike(self, pn: Node, gn: Node, name: str = "") -> bool:
         """Say whether two Nodes do the same, their arguments aside."""
-        if (pn.op == "placeholder" and not self.match_placeholder) or (name and name in gn.name):
+        if pn in self._anything or (name and name in gn.name):
             return True
         if self.normalize and pn.op in _CALLS and gn.op in _CALLS:
             return self._spelling(pn)[0] == self._spelling(gn)[0]
@@ -252,13 +253,15 @@ class SubgraphMatcher:
             if isinstance(gn, Node):
                 if id(gn) in images:
                     return "twice"
-                if not self._alike(pn, gn, name):
+                if pn not in self._anything and not self._alike(pn, gn, name):
                     return "call"
                 images.add(id(gn))
             elif pn.op != "placeholder":
                 return "computed"
             bound[pn] = gn
             return [] if pn.op == "placeholder" else self._arguments(pn, gn)
+        if pn is gn and not isinstance(pn, HOLDERS):
+            return []
         pairs = _parts(pn, gn)
         if pairs is not None:
             return [pairs]
@@ -278,26 +281,28 @@ class SubgraphMatcher:
             pargs, gargs, pkwargs, gkwargs = _by_schema(pn), _by_schema(gn), {}, {}
         if len(pargs) != len(gargs) or pkwargs.keys() != gkwargs.keys():
             return "arguments"
-        pairs = [*zip(pargs, gargs, strict=True), *((v, gkwargs[k]) for k, v in pkwargs.items())]
+        pairs: _Pairs = list(zip(pargs, gargs, strict=True))
+        if pkwargs:
+            pairs += [(v, gkwargs[k]) for k, v in pkwargs.items()]
         if swap and len(pargs) == 2:
             return [pairs, [(pargs[0], gargs[1]), (pargs[1], gargs[0])]]
         return [pairs]
 
     def _obstacle(
-        self, bound: dict[Node, Any], effects: _Effects
+        self, bound: dict[Node, Any], body: dict[Node, Node], effects: _Effects
     ) -> tuple[str, Node | None, Any] | None:
         """Return why nothing else can be put in the place of a match: the kind, and two Nodes."""
-        body = {gn: pn for pn, gn in bound.items() if pn.op not in EDGES}
-        inside = {*body, *(gn for pn, gn in bound.items() if pn.op == "output")}
+        end = self.pattern_anchors[0] if self.match_output else None
         for gn, pn in body.items():
             if pn not in self._returned:
                 for user in gn.users:
-                    if user not in inside:
+                    if user not in body and (end is None or user is not bound[end]):
                         return "leak", gn, user
         where = self.order.__getitem__
-        first, last = min(map(where, body), default=0), max(map(where, body), default=-1)
-        if last - first + 1 == len(body):
+        places = [*map(where, body)]
+        if not places or max(places) - min(places) + 1 == len(places):
             return None
+        first, last = min(places), max(places)
         returned = [gn for gn, pn in body.items() if pn in self._returned]
         late = late_readers(body, returned, last, where)
         return ("cycle", None, None) if late is None else effects.between(body, late, first, last)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from fxlab.core.node import Node, add_ancestors, leaves, map_aggregate, map_arg
 from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.alias import Memory, makes_new_value
 from fxlab.passes.base import report
-from fxlab.passes.matcher import EDGES, InternalMatch, SubgraphMatcher, late_readers
+from fxlab.passes.matcher import EDGES, HOLDERS, InternalMatch, SubgraphMatcher, late_readers
 from fxlab.passes.normalize import find
 
 __all__ = [
@@ -230,6 +230,7 @@ class _Plan:
                 expected="the same parameters in the same order, used or not",
             )
         self.results = _results(graph, matcher)
+        self.replaced = [n for n in reversed(matcher.pattern.nodes) if n.op not in EDGES]
         self.paths: dict[str, str] = {}
         parameters = {*self.parameters}
         nodes = [r for r in self.results if isinstance(r, Node)]
@@ -308,25 +309,28 @@ def _replace(
     `now` tells what stands for the Nodes that earlier matches took out. None is returned, and
     nothing done, when earlier replacements made this match depend on its own results.
     """
-    nodes = match.nodes_map
+    nodes, parameters = match.nodes_map, matcher.pattern_placeholder_nodes
     if now:
-        for pn in matcher.pattern_placeholder_nodes:
-            nodes[pn] = map_arg(nodes[pn], lambda n: _latest(n, now))
-        match.placeholder_nodes[:] = [nodes[pn] for pn in matcher.pattern_placeholder_nodes]
-    body = [gn for pn, gn in nodes.items() if pn.op not in EDGES]
+        inputs = [nodes[pn] for pn in parameters]
+        match.placeholder_nodes[:] = _mapped(inputs, lambda n: _latest(n, now))
+        nodes.update(zip(parameters, match.placeholder_nodes, strict=True))
+    body = [nodes[pn] for pn in plan.replaced]
     order = matcher.order  # kept up to date: comparing Nodes would number the graph each time
     last = max(body, key=order.__getitem__)
-    place, behind = order[last], order.get(last.next, order[last] + 1)
-    returned = [gn for gn in match.returning_nodes if gn in body]
-    several = len(matcher.pattern_returning_nodes) > 1
-    late = late_readers(set(body), returned, place, order.__getitem__) if several else []
+    place = order[last]
+    late: list[Node] | None = []
+    if len(matcher.pattern_returning_nodes) > 1:
+        returned = [gn for gn in match.returning_nodes if gn in body]
+        late = late_readers(set(body), returned, place, order.__getitem__)
     if late is None:
         return None
     values: dict[Any, Any] = dict(zip(plan.parameters, match.placeholder_nodes, strict=True))
-    stack, added = last.meta.get("nn_module_stack"), list[Node]()
+    stack = last.meta.get("nn_module_stack")
+    added: list[Node] = []
     with graph.inserting_before(last):
         for node in plan.operations:
-            args, kwargs = (map_arg(a, values.__getitem__) for a in (node.args, node.kwargs))
+            args, kwargs = _mapped(node.args, values.__getitem__), node.kwargs
+            kwargs = map_arg(kwargs, values.__getitem__) if kwargs else kwargs
             state = node.op in ("get_attr", "call_module")
             target: Any = plan.paths.get(str(node.target), node.target) if state else node.target
             new = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
@@ -345,20 +349,29 @@ def _replace(
         _reroute(old, now[old], readers)
         if now[old] is old:
             del now[old]
+    behind = order.get(last.next, place + 1)
     for i, node in enumerate(late, 1):
         order[node] = place + (behind - place) * i / (len(late) + 1)
         last.prepend(node)  # `last` goes: behind the new Nodes
-    for pn in reversed(matcher.pattern.nodes):
-        if pn.op not in EDGES:
-            graph.erase_node(nodes[pn])
+    for node in body:
+        graph.erase_node(node)
     return added
+
+
+def _mapped(args: Sequence[Any], read: Callable[[Node], Any]) -> tuple[Any, ...]:
+    """Return `map_arg(args, read)`; nearly always each argument is a Node or a plain constant."""
+    return tuple([
+        read(a) if type(a) is Node else map_arg(a, read) if isinstance(a, HOLDERS) else a
+        for a in args
+    ])  # fmt: skip
 
 
 def _reroute(old: Node, new: Any, readers: list[Node]) -> None:
     """Make `readers` of `old` read `new`: a Node, or the constant that a parameter stood for."""
     if isinstance(new, Node) and new is not old:
         chosen = set(readers)
-        old.replace_all_uses_with(new, lambda user: user in chosen)
+        every = len(chosen) == len(old.users)
+        old.replace_all_uses_with(new, None if every else chosen.__contains__)
     elif new is not old:
         for user in readers:
             user.args, user.kwargs = (
