@@ -798,13 +798,14 @@ export class Viewer {
       h("div.full", h("b", elide(now.name, 200)), ` ${OPS[now.letter]} ${now.shape} `,
         h("code", this.story.line(this.row, this.step))),
       h("div", links("◂ reads ", now.ins), links("▸ read by ", this.users.get(this.row) || [])));
-    // What was there before the rows that it came from has taken them up.
-    const roots = from[0] > this.row ? [this.row, ...from] : from;
-    if (from.length) add(this.detail, h("div", dim("came from "),
-      roots.map((id) => (this.info(id) ? this.nameOf(id) : id)).join(" + ")));
+    // A row that was there before those that it came from has taken them up.
+    const own = from[0] > this.row && now.name;
+    const joint = (id, k) => (this.info(from[k - 1])?.from.includes(id) ? " ← " : k || own ? " + " : "");
+    if (from.length) add(this.detail, h("div", dim("came from "), own,
+      from.map((id, k) => [joint(id, k), this.info(id) ? this.nameOf(id) : id])));
     const made = source.map(([file, line, name]) => `${file}:${line} ${name}`).join(" ← ");
-    if (module || made) add(this.detail, h("div", module ? [dim("in "), `${module} ${type} `] : "",
-      made ? [dim("made at "), made] : ""));
+    if (module || made) add(this.detail, h("div", module && [dim("in "), `${module} ${type} `],
+      made && [dim("made at "), made]));
   }
 
   chrome() {

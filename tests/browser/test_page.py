@@ -222,17 +222,21 @@ def test_a_row_says_what_it_came_from_and_counts_itself_if_it_was_there(show, ti
     assert "came from stem_conv + stem_bn" in shown.text("detail")
     assert shown.page.locator("path.ribbon").count() == 1
 
-    def tanh_for_relu(gm):
-        (relu,) = gm.graph.find_nodes(op="call_function", target=torch.relu)
-        with gm.graph.inserting_after(relu):
-            new = gm.graph.call_function(torch.tanh, relu.args)
-        relu.replace_all_uses_with(new)
-        gm.graph.erase_node(relu)
+    def exchange(gm, old, other):
+        (node,) = gm.graph.find_nodes(op="call_function", target=old)
+        with gm.graph.inserting_after(node):
+            new = gm.graph.call_function(other, node.args)
+        node.replace_all_uses_with(new)
+        gm.graph.erase_node(node)
 
     gm = fxlab.symbolic_trace(lambda x: torch.relu(x) + 1)
     with fxlab.record(gm) as recorded:
-        tanh_for_relu(gm)
-    assert "came from relu\n" in show(recorded, step=3, selection="tanh").text("detail") + "\n"
+        exchange(gm, torch.relu, torch.tanh)
+        exchange(gm, torch.tanh, torch.sigmoid)
+    told = show(recorded, step=3, selection="tanh").text("detail").splitlines()
+    assert "came from relu" in told
+    told = show(recorded, step=6, selection="sigmoid").text("detail").splitlines()
+    assert "came from tanh \N{LEFTWARDS ARROW} relu" in told
 
 
 def test_modules_fold_repeats_fold_to_one_and_hidden_rows_are_counted(show, timeline, fuse):
