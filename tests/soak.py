@@ -1,12 +1,15 @@
 """Does a long class leave anything behind? Thousands of programs in one process, and what stays.
 
 ``python -m tests.soak [2000]`` makes random programs, runs passes over each in a recording, steps
-through it, exports it, and compares memory (Python's and the process's), open files and threads
-after a quarter of them with what there is at the end. It exits with 1 if something grew.
+through it, exports it, and compares memory (Python's and the process's), open files, threads and
+widgets after a quarter of them with what there is at the end. ``--class`` goes through eight hours
+of a class instead, a student's minute after the other: open, step, edit, check, export, and once an
+hour grade. It exits with 1 if something grew.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 import tempfile
@@ -14,18 +17,21 @@ import threading
 import time
 import tracemalloc
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import ipywidgets
 import psutil
 import torch
 
 import fxlab
-from fxlab import paper
+from fxlab import paper, teach
 from fxlab.explorer.static import static_html, text_table
 from fxlab.explorer.view import view
 from fxlab.passes import const_fold, cost, cse, dce, shape_prop
 from tests.random_graphs import random_program
+from tests.submissions import make
 
 GROWTH = 1.05
 WARM_UP = 4  # the first quarter fills caches that are meant to stay
@@ -40,12 +46,14 @@ class Reading:
         resident: Bytes of the process in memory.
         files: Open files and connections.
         threads: Threads of Python.
+        widgets: Widgets that ipywidgets keeps for the page.
     """
 
     python: int
     resident: int
     files: int
     threads: int
+    widgets: int = 0
 
     @classmethod
     def now(cls) -> Reading:
@@ -58,17 +66,18 @@ class Reading:
             process.memory_info().rss,
             files,
             threading.active_count(),
+            len(ipywidgets.widgets.widget._instances),
         )
 
     def grew(self, before: Reading) -> list[str]:
-        """Name what is more than 5 % above ``before``; files and threads may not grow at all."""
+        """Name what is more than 5 % above ``before``; memory apart, nothing may grow at all."""
         found = []
         for name in ("python", "resident"):
             a, b = getattr(before, name), getattr(self, name)
             # Python's share is small: a hundred kilobytes are noise, a leak of each program is not.
             if b > a * GROWTH and b - a > 200_000:
                 found.append(f"{name}: {a / 1e6:.2f} MB -> {b / 1e6:.2f} MB")
-        for name in ("files", "threads"):
+        for name in ("files", "threads", "widgets"):
             if getattr(self, name) > getattr(before, name):
                 found.append(f"{name}: {getattr(before, name)} -> {getattr(self, name)}")
         return found
@@ -96,8 +105,56 @@ def one(seed: int, folder: Path) -> None:
             fxlab.symbolic_trace(gm)(*inputs)
 
 
-def soak(count: int, told: float = 10.0) -> list[Reading]:
-    """Go through ``count`` programs; return a reading after each quarter of them."""
+TO_TANH = """
+import torch
+
+def to_tanh(gm):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            node.target = torch.tanh
+"""
+
+
+def my_dce(gm: fxlab.GraphModule) -> fxlab.GraphModule:
+    """A student's answer to 2.2."""
+    for node in reversed(gm.graph.nodes):
+        if not node.users and not node.is_impure():
+            gm.graph.erase_node(node)
+    return gm
+
+
+def unfinished(gm: fxlab.GraphModule) -> fxlab.GraphModule:
+    """A student's answer that is not right yet."""
+    return gm
+
+
+def minute(number: int, folder: Path) -> None:
+    """A minute of a class: a student opens, steps, edits, checks and exports; hourly, a grading."""
+    inputs = (torch.ones(4, 4), torch.full((4, 4), 0.5))
+    explorer = fxlab.explore(random_program(number), [dce, cse], inputs)
+    for step in range(len(explorer.timeline) + 1):
+        explorer.step = step
+    explorer.note(1, "why this one?")
+    explorer.static_html()
+    explorer.to_html(folder / "story.html")
+    explorer.close()
+    playground = fxlab.Playground(random_program(number), inputs, [dce])
+    playground.add("cse")
+    playground.edit(1, TO_TANH)
+    playground.move(1, -1)
+    playground.undo()
+    playground.export(folder / "playground.html")
+    playground.close()
+    for answer in (unfinished, my_dce):
+        result = teach.check("2.2", answer)
+        result._repr_html_()
+    if number % 60 == 0:
+        make(folder / "class", 3)
+        teach.grade(folder / "class", folder / "grades.csv", exercises=["2.1a"])
+
+
+def soak(count: int, told: float = 10.0, one: Callable[[int, Path], None] = one) -> list[Reading]:
+    """Go through ``count`` programs or minutes; return a reading after each quarter of them."""
     readings = []
     tracemalloc.start()
     last = time.monotonic()
@@ -120,11 +177,16 @@ def main(words: list[str]) -> int:
     """Soak, print the readings, and say what grew."""
     torch.set_num_threads(1)
     gc.collect()
-    readings = soak(int(words[0]) if words else 2000)
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("count", type=int, nargs="?", help="programs (2000) or minutes (480)")
+    parser.add_argument("--class", dest="minutes", action="store_true", help="a class's minutes")
+    args = parser.parse_args(words)
+    what, usual = (minute, 480) if args.minutes else (one, 2000)
+    readings = soak(args.count or usual, one=what)
     for reading in readings:
         print(
             f"python {reading.python / 1e6:7.2f} MB, resident {reading.resident / 1e6:7.1f} MB, "
-            f"{reading.files} files, {reading.threads} threads"
+            f"{reading.files} files, {reading.threads} threads, {reading.widgets} widgets"
         )
     found = readings[-1].grew(readings[0])
     print("\n".join(found) or "nothing grew")

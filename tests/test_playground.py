@@ -57,6 +57,20 @@ def test_passes_are_added_moved_switched_off_and_removed(playground):
     assert playground.passes == ["dce"]
 
 
+def test_a_closed_playground_leaves_no_widget_behind_and_a_run_closes_the_lines_before():
+    kept = ipywidgets.widgets.widget._instances
+    before = set(kept)
+    playground = fxlab.Playground(Net().eval(), (torch.randn(1, 3, 8, 8),), [fuse_conv_bn])
+    there = len(kept)
+    for _ in range(3):
+        playground.switch(0, False)
+        playground.switch(0, True)
+    assert len(kept) == there
+    fxlab.explore(Net().eval()).close()
+    playground.close()
+    assert set(kept) == before
+
+
 def test_undo_and_redo_go_through_the_changes(playground):
     playground.add(dce)
     playground.switch(0, False)

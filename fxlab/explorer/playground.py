@@ -212,6 +212,11 @@ class Playground(ipywidgets.VBox):
         self._say(f"written: {written}")
         return written
 
+    def close(self) -> None:
+        """Close the playground with all that is in it, which ipywidgets keeps otherwise."""
+        _close_inside(self)
+        super().close()
+
     def run(self) -> None:
         """Trace the model and run the passes that are on; keep the last good story on an error."""
         self._draw()
@@ -316,7 +321,11 @@ class Playground(ipywidgets.VBox):
         self._model.value = self._state.model
         entries = self._state.entries
         self._chosen = max(0, min(self._chosen, len(entries) - 1))
+        old = self._list.children
         self._list.children = tuple(self._line(k, entry) for k, entry in enumerate(entries))
+        for line in old:
+            _close_inside(line)
+            line.close()
         self._editor.layout.display = "" if entries else "none"
         if entries:
             chosen = entries[self._chosen]
@@ -342,6 +351,16 @@ class Playground(ipywidgets.VBox):
         self._chosen = index
         self._draw()
         self._editor.selected_index = 0
+
+
+def _close_inside(widget: ipywidgets.Widget) -> None:
+    """Close what a widget holds: children, layout, style; none of them goes with it by itself."""
+    for child in getattr(widget, "children", ()):
+        _close_inside(child)
+        child.close()
+    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if part is not None:
+            part.close()
 
 
 def _button(text: str, run: Callable[[], Any], tooltip: str) -> ipywidgets.Button:

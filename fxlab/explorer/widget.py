@@ -149,6 +149,11 @@ class Explorer(anywidget.AnyWidget):
 
         return write_html(self.timeline, path, **options)
 
+    def close(self) -> None:
+        """Take the explorer off the page and out of ipywidgets' memory, with its layout."""
+        self.layout.close()
+        super().close()
+
     def static_html(self) -> str:
         """The static copy: inline styles only, no script, at most 24 KB."""
         return static_html(self._data, step=self.step)
