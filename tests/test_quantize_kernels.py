@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxlab.passes.quantize import kernels
 from fxlab.passes.quantize.kernels import Codes
@@ -185,8 +186,8 @@ def test_the_engine_is_chosen_by_measuring_and_named():
 
 @pytest.mark.parametrize("rows", [20, 70])
 def test_a_layers_engine_is_measured_once_for_its_shape_and_no_other_weights_stay(rows):
-    weight, scale, bias = random_weight(48, 80)
-    x = random_codes(rows, 80)
+    weight, scale, bias = random_weight(256, 160)
+    x = random_codes(rows, 160)
     kernels._measured.cache_clear()
     layer = Int8Linear(weight, scale, bias, Codes(0.02, 3), Codes(0.4, 99))
     out = layer(x)
@@ -202,6 +203,18 @@ def test_a_layers_engine_is_measured_once_for_its_shape_and_no_other_weights_sta
     kernels._measured.cache_clear()
 
 
+def test_a_small_layer_runs_on_the_same_engine_for_any_rows_without_measuring():
+    weight, scale, bias = random_weight(48, 80)
+    kernels._measured.cache_clear()
+    kernels.choose_engine.cache_clear()
+    layer = Int8Linear(weight, scale, bias, Codes(0.02, 3), Codes(0.4, 99))
+    for rows in (1, 20, 70):
+        layer(random_codes(rows, 80))
+    assert list(layer.packed.by_engine) == [kernels.engine_of(layer, 1)]
+    assert not kernels._measured()
+    assert kernels.choose_engine.cache_info().misses == 0
+
+
 CHANGES = {
     "input": Codes(0.05, 7),
     "output": Codes(0.9, 12),
@@ -211,6 +224,29 @@ CHANGES = {
     "engine": "reference",
     "reads_float": True,
 }
+
+
+@pytest.mark.parametrize("rows", [1, 20, 70])
+def test_measuring_and_packing_at_the_first_call_are_hidden_from_whoever_counts(rows):
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **kwargs or {})
+
+    weight, scale, bias = random_weight(256, 160)
+    layer = Int8Linear(weight, scale, bias, Codes(0.02, 3), Codes(0.4, 99))
+    x = random_codes(rows, 160)
+    kernels._measured.cache_clear()
+    kernels.choose_engine.cache_clear()
+    counts = []
+    for _ in range(2):
+        seen = []
+        with Counter():
+            layer(x)
+        counts.append(seen)
+    assert counts[0] == counts[1]
+    assert 0 < len(counts[0]) < 10
+    kernels._measured.cache_clear()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

