@@ -1,6 +1,7 @@
 """What is seen without a kernel: the static copy, pictures, text, and the page that steps alone."""
 
 import base64
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -12,7 +13,14 @@ from torch import nn
 import fxlab
 from fxlab.explorer import timeline_of
 from fxlab.explorer.drawing import Story, animated_svg, still_svg, strip_svg
-from fxlab.explorer.page import html_page, viewer_source, write_html, write_png, write_svg
+from fxlab.explorer.page import (
+    html_page,
+    viewer_source,
+    without_values,
+    write_html,
+    write_png,
+    write_svg,
+)
 from fxlab.explorer.static import LIMIT, static_html, text_table, verdicts
 from fxlab.explorer.view import shape_bytes, view
 from fxlab.models import resnet50
@@ -261,6 +269,60 @@ def test_a_public_page_has_no_values_and_says_so(tmp_path):
     assert "123456" not in public and "1.23e+05" not in public
     with pytest.raises(ValueError, match="public"):
         write_html(timeline, tmp_path / "x.html", share="all")
+
+
+class Sums(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum().item()
+
+
+def doubles(gm):
+    (total,) = gm.graph.find_nodes(op="call_method", target="sum")
+    with gm.graph.inserting_after(total):
+        twice = gm.graph.call_function(torch.add, (total, total))
+    total.replace_all_uses_with(twice)
+    twice.args = (total, total)
+
+
+def raises(gm):
+    raise ValueError("the sum is 123456")
+
+
+def raises_when_run(gm):
+    (total,) = gm.graph.find_nodes(op="call_method", target="sum")
+    total.target = "no_such_method_123456"
+
+
+@pytest.mark.parametrize("pass_", [doubles, raises, raises_when_run])
+def test_what_a_verdict_or_an_error_quotes_is_not_in_a_public_page(tmp_path, pass_):
+    timeline = timeline_of(Sums(), [pass_], (torch.tensor([123450.0, 6.0]),))
+    data = view(timeline)
+    secret = re.compile(r"123456\b|246912")
+    told = (
+        {key: data[key] for key in ("error", "passes")},
+        [(s["t"], s.get("v")) for s in data["steps"]],
+    )
+    assert secret.search(json.dumps(told))
+    page = write_html(timeline, tmp_path / "public.html", share="public").read_text()
+    public = without_values(data)
+    hidden = (
+        {key: public[key] for key in ("error", "passes")},
+        [(s["t"], s.get("v")) for s in public["steps"]],
+    )
+    if pass_ is not raises_when_run:  # whose secret is in the program
+        assert not secret.search(json.dumps(hidden)) and not secret.search(page)
+    assert ("ValueError" in page) == (pass_ is raises)
+    assert "AttributeError: " not in json.dumps(hidden)
+
+
+def test_a_public_page_of_a_trace_that_fails_keeps_the_error_that_the_kit_wrote(tmp_path):
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    timeline = timeline_of(Branch())
+    page = write_html(timeline, tmp_path / "public.html", share="public").read_text()
+    assert "stops: a branch" in page and "is no tensor" not in page
 
 
 def test_the_viewer_stays_within_its_budget():

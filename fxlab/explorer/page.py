@@ -13,11 +13,13 @@ import hashlib
 import html
 import importlib.util
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fxlab.core import errors
 from fxlab.explorer.drawing import Story, animated_svg, elide, png, still_svg, strip_svg
 from fxlab.explorer.sentences import quantity
 from fxlab.explorer.static import opening, pass_lines, static_html
@@ -175,16 +177,45 @@ def pictures(timeline: Timeline) -> list[tuple[int, str]]:
 
 
 def without_values(data: dict[str, Any]) -> dict[str, Any]:
-    """View data without anything that was computed from a user's tensors."""
-    kept = ("shape", "dtype", "bytes", "live_bytes", "freed")
-    steps = []
-    for step in data["steps"]:
-        if "v" in step:
-            step = {**step, "v": {key: step["v"][key] for key in kept if key in step["v"]}}
-            shape, live = step["v"].get("shape", ""), quantity(step["v"].get("live_bytes", 0), "B")
-            step["t"] = f"{step['c'].rpartition('/')[2]} is {shape or 'no tensor'}; {live} live"
-        steps.append(step)
-    return {**data, "steps": steps}
+    """View data without anything that was computed from a user's tensors.
+
+    The texts of the kit's own errors stay, since they quote the program only; what another error
+    says may hold a value, so its type alone is kept.
+    """
+    steps = [_public_step(step) for step in data["steps"]]
+    passes = []
+    for span in data["passes"]:
+        same = span["same"] and {**span["same"], "text": _public_text(span["same"]["text"])}
+        passes.append({**span, "same": same, "strip": [_public_text(one) for one in span["strip"]]})
+    error = data["error"]
+    if error and not _is_ours(error.partition(":")[0]):
+        error = error.partition(":")[0]
+    return {**data, "steps": steps, "passes": passes, "error": error}
+
+
+def _public_step(step: dict[str, Any]) -> dict[str, Any]:
+    values = step.get("v", {})
+    if step["k"] == "value":
+        kept = ("shape", "dtype", "bytes", "live_bytes", "freed")
+        shape, live = values.get("shape", ""), quantity(values.get("live_bytes", 0), "B")
+        said = f"{step['c'].rpartition('/')[2]} is {shape or 'no tensor'}; {live} live"
+        return {**step, "v": {key: values[key] for key in kept if key in values}, "t": said}
+    kind = values.get("type", "")
+    if step["k"] == "error" and not _is_ours(kind):
+        place = step["t"].partition("stops:")[0]
+        return {**step, "v": {"type": kind}, "t": f"{place}stops: {kind or 'an error'}"}
+    return step
+
+
+def _is_ours(kind: str) -> bool:
+    return isinstance(found := getattr(errors, kind, None), type) and issubclass(found, Exception)
+
+
+def _public_text(text: str) -> str:
+    """A verdict without the values that it quotes: results that are no tensors, errors' texts."""
+    if re.search(r"it returns \S*\[[\d, ]*\] where \S*\[[\d, ]*\] was returned", text) is None:
+        text = re.sub(r"it returns .* where .* was returned", "it returns another value", text)
+    return re.sub(r"\((\w+(?:Error|Exception)): .*\)", r"(\1)", text)
 
 
 def write_svg(
