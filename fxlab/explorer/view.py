@@ -279,6 +279,9 @@ class _Builder:
             self.state_edit(out, program, before, after)
         elif edit.kind in ("value", "error"):
             out["v"] = {key: value for key, value in after.items() if value is not None}
+            first, _, rest = str(after.get("text", "")).partition("\n")
+            if edit.kind == "error" and first in step.sentence:  # which says it already
+                out["v"]["text"] = rest
         elif edit.kind == "result":
             self.result(out, step.program, after)
         return out

@@ -505,7 +505,7 @@ export class Viewer {
     if (this.items[at]) this.choose(at);
   }
 
-  // To the first input or user; with Shift, to the next one of the same row.
+  // To the first input or user; with Shift, to the next.
   toward(what, ids, again) {
     const places = (ids || []).map((id) => this.place.get(id)).filter((at) => at >= 0);
     if (again && this.hop?.what === what && this.hop.to === this.row) this.hop.k++;
@@ -763,7 +763,7 @@ export class Viewer {
     const both = (before, after) => out.push(before && h("div.minus", `− ${elide(before, 400)}`),
       after && h("div.plus", `+ ${elide(after, 400)}`));
     if (step.k === "value") return this.value(step.v);
-    if (step.k === "error") return [h("div.bad", step.v.text || "")];
+    if (step.k === "error") return [h("div", step.v.text)];
     for (const text of step.b || []) both(text);
     for (const text of step.a || []) both("", text);
     if (out.length || step.k === "result") return out;
@@ -798,7 +798,7 @@ export class Viewer {
       h("div.full", h("b", elide(now.name, 200)), ` ${OPS[now.letter]} ${now.shape} `,
         h("code", this.story.line(this.row, this.step))),
       h("div", links("◂ reads ", now.ins), links("▸ read by ", this.users.get(this.row) || [])));
-    // A row that was there before those that it came from has taken them up.
+    // What was there before has taken up what it came from.
     const own = from[0] > this.row && now.name;
     const joint = (id, k) => (this.info(from[k - 1])?.from.includes(id) ? " ← " : k || own ? " + " : "");
     if (from.length) add(this.detail, h("div", dim("came from "), own,

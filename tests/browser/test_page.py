@@ -2,6 +2,7 @@
 
 import io
 import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -392,6 +393,11 @@ def test_narrow_windows_stack_the_source_above_the_rows(show, timeline, fuse):
     shown.press("ArrowRight")
     wide = shown.page.evaluate("document.documentElement.scrollWidth")
     assert wide <= 320
+    boxes = [one.bounding_box() for one in shown.page.locator(".f-head > *").all()]
+    assert len(boxes) > 2
+    for left, right in pairwise(boxes):
+        assert left["x"] + left["width"] <= right["x"] + 1
+    assert max(box["height"] for box in boxes) < 40
     assert shown.page.locator(".f-row").count() > 5
 
 
@@ -527,6 +533,7 @@ def test_a_trace_that_fails_ends_on_its_line_with_the_remedies(show):
     shown = show(timeline_of(Branch()))
     shown.press("End")
     assert "torch.where" in shown.text("change")
+    assert shown.text("sentence").count("a branch") == 1 and "a branch" not in shown.text("change")
     assert "if y.sum() > 0" in shown.page.locator(".f-code-line.now").inner_text()
 
 
