@@ -523,13 +523,16 @@ def engine_of(layer: Any, rows: int, measure: bool = True) -> str:
 
 
 def _race(layer: Any, engines: Sequence[str], x: Tensor, attempts: int) -> dict[str, float]:
-    """Return the least seconds that ``layer`` took for ``x`` on each engine, run in turns."""
+    """Return the least seconds that ``layer`` took for ``x`` on each engine, run in turns.
+
+    They are seconds of this thread on a CPU: on a busy machine, waiting for one would decide.
+    """
     runs = {engine: layer.bind(engine) for engine in engines}
     best = dict.fromkeys(engines, 9e9)
     for attempt in range(attempts):
         for engine, run in runs.items():
-            start = time.perf_counter()
+            start = time.thread_time()
             run(x)
             if attempt:  # the first warms up
-                best[engine] = min(best[engine], time.perf_counter() - start)
+                best[engine] = min(best[engine], time.thread_time() - start)
     return best
