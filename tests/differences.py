@@ -49,7 +49,9 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "training flag",
         "`training=self.training` is frozen at the value it had while tracing",
-        "a `get_attr` node that reads the flag when the module runs",
+        "a `get_attr` node that reads the flag when the module runs. What can only use a bool "
+        "(a branch, `is True`, also in a function that gets the flag) gets the bool, with a "
+        "warning; a program that raises on the flag (`json.dumps`) is run once more with bools",
         "`train()` and `eval()` of the traced module keep their meaning",
     ),
     Difference(
@@ -73,11 +75,12 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "what is lost is said",
-        "an f-string, `isinstance`, `type(x)`, `hasattr`, `x is None` for an optional input, a "
-        "random constant, a Proxy stored on the model or in a global: silently baked",
-        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is None` and "
-        "`type` ask no method of a Proxy: they are read from the code of the traced function and "
-        "of forwards, for their parameters only",
+        "text of a Proxy as a key or in a comparison, `isinstance`, `match`, `x.__class__`, "
+        "`type(x)`, `callable(x)`, `hasattr`, `x.grad_fn is None`, `x is None` for an optional "
+        "input, a random constant, a Proxy stored on the model or in a global: silently baked",
+        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is None`, "
+        "`type` and `callable` ask no method of a Proxy: they are read from the code of the traced "
+        "function and of forwards, for their parameters only",
         "a trace must not change meaning without a word",
     ),
     Difference(
@@ -102,8 +105,15 @@ DIFFERENCES: tuple[Difference, ...] = (
         "tensors that the program writes into",
         "`h = torch.zeros(3); h[0] = x.sum()` is one constant that all calls share",
         "each call has its own clone; a TraceWarning where a view of it, or a tensor from outside, "
-        "is still shared",
+        "is still shared, also if a leaf function's code may write into it",
         "the second call would read what the first one wrote",
+    ),
+    Difference(
+        "generators of random numbers",
+        "`torch.rand(3, generator=g)` is one constant, and tracing draws from `g`",
+        "recorded if the model, a global or a closure holds `g`; the numbers of a generator that "
+        "the program makes are fixed, with a TraceWarning",
+        "each call must draw anew, and tracing must not",
     ),
     Difference(
         "edits and code",

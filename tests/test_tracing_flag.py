@@ -258,12 +258,6 @@ def test_the_random_state_is_read_when_the_graph_runs():
         assert torch.equal(gm(X), expected)
 
 
-def test_numbers_of_a_generator_of_ones_own_are_said_to_be_fixed():
-    generator = torch.Generator()
-    with pytest.warns(TraceWarning, match=r"torch\.rand drew from a generator"):
-        fxlab.symbolic_trace(lambda x: x + torch.rand(3, generator=generator))
-
-
 def test_written_constants_cost_a_trace_linear_time():
     def seconds(n):
         def f(x):

@@ -38,8 +38,9 @@ watchers: list[Callable[[Tracer], contextlib.AbstractContextManager[None]]] = []
 
 
 class Calls:
-    """How a function is called with Proxies; fxlab/tracing sets it."""
+    """How a function is called with Proxies, and whether again when it raised (`once_more`)."""
 
+    once_more: Callable[[Any, Exception], bool]  # fxlab/tracing sets it and the next
     without_stars: Callable[[Any], Any]
     by_keyword: Callable[[Any, list[str]], Any]
 
@@ -63,6 +64,15 @@ class PHWithMeta(PHBase):
 
 def capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) -> Graph:
     """Do the work of `Tracer.trace`."""
+    try:
+        return _capture(tracer, root, concrete_args, example_inputs)
+    except Exception as error:
+        if not Calls.once_more(tracer, error):
+            raise
+    return _capture(tracer, root, concrete_args, example_inputs)
+
+
+def _capture(tracer: Tracer, root: Any, concrete_args: Any, example_inputs: Any) -> Graph:
     fn, is_module = _function_of(tracer, root), isinstance(root, torch.nn.Module)
     graph = tracer.graph = Graph(tracer_cls=type(tracer))
     tracer._reset()
@@ -223,7 +233,7 @@ def _transfer(value: Any, proxy: Proxy) -> None:
 def _annotations(fn: Any, *names: str) -> dict[str, Any]:
     """Return some annotations of a function; text is resolved where it can be, else stays text."""
     fn = inspect.unwrap(fn)
-    given = getattr(fn, "__annotations__", None) or {}
+    given: dict[str, Any] = getattr(fn, "__annotations__", None) or {}
     notes = {name: given[name] for name in names if name in given}
     for name, note in notes.items():
         if isinstance(note, str):

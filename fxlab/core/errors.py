@@ -91,8 +91,7 @@ def call_site(limit: int = 4, skip_torch: bool = False, skip: int = 1) -> tuple[
         frame = frame.f_back  # most frames
     frames: list[Frame] = []
     while frame is not None:
-        code = frame.f_code
-        file = code.co_filename
+        code, file = frame.f_code, frame.f_code.co_filename
         kind = kinds[file]
         if kind == _OUTSIDE or (kind == _TORCHS and not skip_torch):
             frames.append((file, frame.f_lineno, code.co_name))

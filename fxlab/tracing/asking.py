@@ -112,7 +112,8 @@ def _is_asked(proxy: Proxy, frame: types.FrameType) -> bool:
     if "LOAD_" in name:
         return not _only_tells(frame)
     if not isinstance(call, ast.Call):  # a version of Python without columns
-        return "isinstance" in line and _CLASS_NAMES.search(line) is not None
+        asked = name == "MATCH_CLASS" or "isinstance" in line
+        return asked and _CLASS_NAMES.search(line) is not None
     if name == "MATCH_CLASS":
         kinds = call.func
     elif _value(call.func, frame) is isinstance and len(call.args) == 2:

@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
     Attributes:
         opname: its name; LOAD_FAST and STORE_FAST under these names only.
-        argval: what it is about: a variable's name, a constant, a target.
+        argval: what it is about: a variable's name, a constant, a target, an operator's sign.
         line: the line of the source that it belongs to.
         offset: where it stands, in bytes, as a frame's `f_lasti` says.
     """
@@ -50,5 +50,6 @@ def steps(code: types.CodeType) -> tuple[Step, ...]:
                       for kind, name in zip(kinds, one.argval, strict=True)]  # fmt: skip
         elif one.opname not in _SILENT:
             name = f"{fast[1]}_FAST" if fast is not None else one.opname
-            found.append(Step(name, one.argval, line, one.offset))
+            about = one.argrepr if name == "BINARY_OP" else one.argval
+            found.append(Step(name, about, line, one.offset))
     return tuple(found)

@@ -27,6 +27,7 @@ from fxlab.core.proxy import Proxy
 from fxlab.core.purity import effect
 from fxlab.core.tracer import Tracer, recorded
 from fxlab.tracing.known import writes_into
+from fxlab.tracing.questions import reachable
 from fxlab.tracing.switches import TrainingFlag
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson",
@@ -69,14 +70,14 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
         if (
             proxy is None
             and not flags
-            and (name not in _RANDOM or kwargs.get("generator") is not None)
+            and (name not in _RANDOM or _is_its_own(tracer, kwargs.get("generator")))
         ):
             made = function(*args, **kwargs)
             if name in _RANDOM:
                 tracer.warn(
                     "generator",
-                    f"the numbers that torch.{name} drew from a generator of its own are fixed in "
-                    "the graph: draw without generator=, which is recorded",
+                    f"the numbers that torch.{name} drew from a generator that the program made "
+                    "are fixed in the graph: keep the generator on the model, or draw without one",
                 )
             if name in _FRESH:
                 tracer._notes.setdefault("made", {})[_memory(made)] = made
@@ -87,6 +88,12 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
 
     stand_in.__fxlab_original__ = function  # type: ignore[attr-defined]
     return stand_in
+
+
+def _is_its_own(tracer: Any, generator: Any) -> bool:
+    """Say whether a generator was made by the program: then each call has it in its first state."""
+    known = tracer._notes.get("generators", ())
+    return generator is not None and not any(generator is g for g in known)
 
 
 def _device(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -215,8 +222,8 @@ def watch(tracer: Tracer) -> Iterator[None]:
     graph = tracer.graph
     for node in graph.find_nodes(op="get_attr") if graph._constants else ():
         for user in node.users if node.target in graph._constants else ():
-            if writes_into(user, node, tracer.root) and "user code" not in str(
-                effect(user, tracer.root)
+            if writes_into(user, node, tracer.root) and (
+                "user code" not in str(effect(user, tracer.root)) or _may_write(user.target)
             ):
                 place = (*user.meta.get("source", ()), None)[0]
                 tracer.warn(
@@ -227,6 +234,11 @@ def watch(tracer: Tracer) -> Iterator[None]:
                     "x.new_zeros(...), torch.zeros_like(x)",
                     place,
                 )
+
+
+def _may_write(function: Any) -> bool:
+    """Say whether the code of a user's function, or of one that it calls, may write somewhere."""
+    return any(facts.writes for facts in reachable((function, object)).values())
 
 
 def look(tracer: Tracer, node: Node) -> None:

@@ -21,7 +21,8 @@ from fxlab.core.state import peek
 from fxlab.core.tracer import Tracer
 
 CONTAINERS = frozenset((dict, list, set))
-_KEPT = CONTAINERS | {torch.Tensor, types.FunctionType}
+_USED = frozenset((types.FunctionType, torch.Generator))
+_KEPT = CONTAINERS | _USED | {torch.Tensor}
 _MISSING = object()
 _setattr, _delattr = (
     types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
@@ -38,7 +39,7 @@ class Kept(NamedTuple):
         fields: Its `__dict__`.
         containers: Each plain dict, list or set in it, with a copy.
         tensors: (name, tensor, its version, a copy) of each that is no parameter and no buffer.
-        functions: The functions in it, which its code may call.
+        others: The functions and generators of random numbers in it, which its code may use.
     """
 
     module: Module
@@ -46,7 +47,7 @@ class Kept(NamedTuple):
     fields: dict[str, Any]
     containers: list[tuple[Any, Any]]
     tensors: list[tuple[str, torch.Tensor, int, torch.Tensor]]
-    functions: list[types.FunctionType]
+    others: list[Any]
 
 
 def install() -> None:
@@ -78,14 +79,17 @@ def _drop(module: Module, name: str) -> None:
 
 
 def inlined(tracer: Tracer) -> list[Module]:
-    """Return the modules whose code may run; of torch's own leaves, `_set_attribute` tells."""
+    """Return the modules whose own code may run: not torch's leaves, nor its Sequential.
+
+    Of those, `_set_attribute` tells when somebody sets an attribute.
+    """
     is_leaf: dict[type, bool] = {}
     found: list[Module] = []
     for module in tracer._paths():
         kind = type(module)
         leaf = is_leaf.get(kind)
         if leaf is None:
-            leaf = is_leaf[kind] = tracer.is_leaf_type(kind)
+            leaf = is_leaf[kind] = kind is torch.nn.Sequential or tracer.is_leaf_type(kind)
         if not leaf:
             found.append(module)
     return found
@@ -100,8 +104,8 @@ def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
         containers = [(v, v.copy()) for v in parts if type(v) in CONTAINERS]
         others = () if len(parts) == len(containers) else fields.items()
         held = [(k, t, t._version, t.clone()) for k, t in others if type(t) is torch.Tensor]
-        functions = [v for _, v in others if type(v) is types.FunctionType]
-        kept.append(Kept(module, paths[module], fields, containers, held, functions))
+        used = [v for _, v in others if type(v) in _USED]
+        kept.append(Kept(module, paths[module], fields, containers, held, used))
     return kept
 
 

@@ -37,11 +37,12 @@ def watch(tracer: Tracer) -> Iterator[None]:
         if kind not in forwards:  # before `keep`: it compiles a GraphModule, which may set fields
             forwards[kind] = inspect.unwrap(getattr(kind, "forward", watch))
     kept = keeping.keep(tracer, modules)
-    called = [(f, type(part.module)) for part in kept for f in part.functions]
+    called = [(f, type(part.module)) for part in kept for f in part.others]
     methods = [(forward, kind) for kind, forward in forwards.items()]
     shown = reachable((tracer.root_function, object), *methods, *called)
     tracer._notes["asks_is"] = {f: facts.truth for f, facts in shown.items() if facts.truth}
-    outside = Outside(shown)
+    outside = Outside(shown, [used for part in kept for used in part.others])
+    tracer._notes["generators"] = list(outside.generators)
     try:
         yield
         outside.warn_of_draws(tracer)

@@ -18,7 +18,7 @@ import torch
 from fxlab.core import patches
 from fxlab.core.tracer import Tracer
 from fxlab.tracing.keeping import CONTAINERS, equal, first_line, refill
-from fxlab.tracing.questions import Facts
+from fxlab.tracing.questions import Facts, contents
 
 _MISSING = object()
 
@@ -28,11 +28,19 @@ class Outside:
 
     Args:
         shown: The users' functions that a trace goes through -> what their code shows.
+        held: What the model holds; generators of random numbers among it.
+
+    Attributes:
+        generators: Each generator of random numbers that was there before -> its state.
     """
 
-    def __init__(self, shown: dict[types.FunctionType, Facts]) -> None:
+    def __init__(self, shown: dict[types.FunctionType, Facts], held: list[Any]) -> None:
         self._globals = list(_globals(shown))
         self._drawn = _random_states() if any(facts.draws for facts in shown.values()) else {}
+        cells = [cell for function in shown for cell in function.__closure__ or ()]
+        given = [value for _, _, value, _ in self._globals] + contents(cells) + held
+        generators = [g for g in given if isinstance(g, torch.Generator)]
+        self.generators = {g: g.get_state() for g in generators}
 
     def warn_of_draws(self, tracer: Tracer) -> None:
         """Say which generators were drawn from."""
@@ -47,7 +55,16 @@ class Outside:
                 )
 
     def put_back(self, tracer: Tracer) -> None:
-        """Put back globals that hold a Proxy now; say which were written."""
+        """Put back generators, and globals that hold a Proxy now; say which were written."""
+        for generator, state in self.generators.items():
+            if not torch.equal(generator.get_state(), state):
+                generator.set_state(state)
+                tracer.warn(
+                    "random generator",
+                    "the program draws random numbers from a generator into a tensor that is fixed "
+                    "in the graph: draw them by torch.rand(..., generator=...) and the like",
+                    first_line(tracer.root_function),
+                )
         for function, name, value, copy in self._globals:
             table = function.__globals__
             now = table.get(name, _MISSING)
@@ -65,7 +82,7 @@ class Outside:
 def _globals(shown: dict[types.FunctionType, Facts]) -> Iterator[tuple[Any, ...]]:
     """Yield (function, name, value, copy) for what these functions could change of their globals.
 
-    A name that they assign, or a list, dict or set that they read.
+    A name that they assign, or a list, dict, set or generator of random numbers that they read.
     """
     for function, facts in shown.items():
         table = function.__globals__
@@ -73,7 +90,7 @@ def _globals(shown: dict[types.FunctionType, Facts]) -> Iterator[tuple[Any, ...]
             value = table[name]
             if type(value) in CONTAINERS:
                 yield function, name, value, value.copy()
-            elif name in facts.stored:
+            elif name in facts.stored or type(value) is torch.Generator:
                 yield function, name, value, None
 
 

@@ -9,11 +9,13 @@ frame does with the answer that it gets just now, from its code and source.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import linecache
 import re
 import types
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +40,7 @@ class Facts:
         names: Global names that it reads.
         stored: Global names that it assigns.
         draws: Whether one of the names may draw random numbers.
+        writes: Whether it may write into a tensor: an in-place operator or method, an item, `out=`.
     """
 
     none: dict[str, Frame] = field(default_factory=dict)
@@ -46,6 +49,7 @@ class Facts:
     names: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
     draws: bool = False
+    writes: bool = False
 
 
 _facts: weakref.WeakKeyDictionary[Any, Facts] = weakref.WeakKeyDictionary()
@@ -61,16 +65,20 @@ def facts(function: types.FunctionType) -> Facts:
             code = todo.pop()
             todo += [c for c in code.co_consts if isinstance(c, types.CodeType)]
             found.names.update(code.co_names)
+            found.writes |= any(isinstance(c, tuple) and "out" in c for c in code.co_consts)
             _read(code, found)
         found.draws = any(map(_DRAWS, found.names))
+        found.writes |= any(name[-1] == "_" != name[-2:-1] for name in found.names)
     return found
 
 
 def _read(code: types.CodeType, found: Facts) -> None:
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    last, before = "", ""
+    last: Any = ""
+    before = ""
     for name, value, line, _ in steps(code):
         place = (code.co_filename, line, code.co_name)
+        found.writes |= name in _WRITES or (name == "BINARY_OP" and value.endswith("="))
         if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             found.stored.add(value)
         elif name in ("LOAD_FAST", "LOAD_DEREF"):
@@ -90,6 +98,10 @@ def _read(code: types.CodeType, found: Facts) -> None:
 
 
 _LOAD_NONE = ("LOAD_CONST", None)
+_WRITES = frozenset((
+    "STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_SUBSCR",
+    *(f"INPLACE_{name}" for name in "ADD SUBTRACT MULTIPLY TRUE_DIVIDE FLOOR_DIVIDE MODULO POWER "
+      "MATRIX_MULTIPLY LSHIFT RSHIFT AND OR XOR".split())))  # fmt: skip
 
 
 def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
@@ -110,7 +122,7 @@ def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
             shown = found[function] = facts(function)
             names, table = shown.names, function.__globals__
             values = [table[name] for name in names & table.keys()]
-            values += [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
+            values += contents(function.__closure__ or ())
             for value in (owner, *values) if owner is not object else values:
                 if isinstance(value, types.FunctionType):
                     todo.append((value, object))
@@ -123,11 +135,13 @@ def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
     return found
 
 
-def _is_set(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+def contents(cells: Iterable[types.CellType]) -> list[Any]:
+    """Return what the cells of a closure hold, as far as they are filled."""
+    found: list[Any] = []
+    for cell in cells:
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
 
 
 def opname(frame: types.FrameType) -> str:

@@ -23,8 +23,8 @@ from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from fxlab.core import patches
-from fxlab.core.capture import watchers
-from fxlab.core.errors import is_users
+from fxlab.core.capture import Calls, watchers
+from fxlab.core.errors import FxlabError, is_users
 from fxlab.core.graph import Graph, _enter_region, _exit_region
 from fxlab.core.node import Node
 from fxlab.core.patches import current_tracer
@@ -58,6 +58,7 @@ def install() -> None:
     if _install not in patches.installers:
         patches.installers.append(_install)
         watchers.append(watch)
+        Calls.once_more = staticmethod(_without_flags)
 
 
 def _install() -> None:
@@ -85,6 +86,7 @@ def _install() -> None:
 @contextlib.contextmanager
 def watch(tracer: Tracer) -> Iterator[None]:
     """Put back what the program switched while it was traced."""
+    tracer._notes["no flags"] = tracer.__dict__.pop("_no_flags", False)
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     try:
@@ -229,6 +231,8 @@ class TrainingFlag:
 def _fix(value: bool, path: str, frame: Any = None) -> bool:
     """Return the value of a flag that a user's line makes use of, and say that it is fixed."""
     tracer = current_tracer()
+    while frame is not None and frame.f_code.co_filename == patches.__file__:
+        frame = frame.f_back  # what stands in for a function that may be recorded
     if tracer is not None and (frame is None or is_users(frame.f_code.co_filename)):
         tracer.warn("training", f"a branch on {path} was fixed to {value}: train() and eval() of "
                     "the traced module do not change it")  # fmt: skip
@@ -352,12 +356,26 @@ def _get_training(mod: Module) -> Any:
     if path is None:
         return value
     path, frame = f"{path}.training" if path else "training", sys._getframe(1)
+    if tracer._notes.get("no flags"):
+        return _fix(value, path)
     if _is_asked(frame.f_code, frame.f_lasti):  # `is` asks no method
         return _fix(value, path, frame)
+    tracer._notes["flags"] = True
     for function, names in tracer._notes.pop("asks_is", {}).items():
         code = patches._hand_over(_with_bools(function, names), function.__code__)
         patches._set(function, "__code__", code)
     return TrainingFlag(value, path)
+
+
+def _without_flags(tracer: Tracer, error: Exception) -> bool:
+    """Say whether a program that raised may have wanted a bool: then it gets bools, which is said.
+
+    `json.dumps(self.training)`: functions of C that know a bool by its type ask no method.
+    """
+    cause = error.__cause__ or error
+    wanted = isinstance(cause, (TypeError, AttributeError)) and not isinstance(cause, FxlabError)
+    tracer.__dict__["_no_flags"] = again = wanted and "flags" in tracer._notes
+    return again
 
 
 def _with_bools(function: types.FunctionType, names: Iterable[str]) -> Callable[..., Any]:

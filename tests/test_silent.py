@@ -1,0 +1,258 @@
+"""No loss of a trace is silent: questions that a Proxy answers, and state that it cannot see."""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import json
+import math
+import pickle
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor as T
+from torch import nn
+
+import fxlab
+from fxlab import TraceWarning
+
+X = torch.ones(3)
+
+
+class Model(nn.Module):
+    """Calls a function with itself, so that a test can be written on one line."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.generator = function, torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def warnings_of(root: Any) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gm = fxlab.symbolic_trace(root)
+    assert all(issubclass(w.category, TraceWarning) for w in told)
+    return gm, [str(w.message) for w in told]
+
+
+def by_match(m, x):
+    match x:
+        case torch.Tensor():
+            return x * 2
+        case _:
+            return x * 3
+
+
+def gradient_by_a_variable(m, x):
+    gradient = x.grad
+    if gradient is not None:
+        x = x * 2
+    return x
+
+
+def text_as_a_key(m, x):
+    seen = {f"{x.shape}, {X.dtype}": 1}
+    return x * len(seen)
+
+
+def text_by_a_variable(m, x):
+    key = str(x.shape)
+    return x * 2 if key in {"torch.Size([3])": 1} else x
+
+
+def describe(x):
+    return f"{x.dtype}"
+
+
+CLASS, NONE, TEXT, NAME = (
+    "answers for the Proxy, not for the value",
+    "is None was answered for a given one",
+    "is not the text of the value",
+    "is true for a Proxy and false for a tensor",
+)
+ASKED = {
+    "__class__": (lambda m, x: x * 2 if x.__class__ is torch.Tensor else x * 3, CLASS),
+    "match": (by_match, CLASS),
+    "another name for Tensor": (lambda m, x: x * 2 if isinstance(x, (list, T)) else x, CLASS),
+    "an abstract class": (
+        lambda m, x: x * 2 if isinstance(x, collections.abc.Callable) else x,
+        CLASS,
+    ),
+    "a shape's class": (lambda m, x: x * 2 if isinstance(x.shape, tuple) else x, CLASS),
+    "a union": (lambda m, x: x * 2 if isinstance(x, int | None) else x, CLASS),
+    "grad_fn": (lambda m, x: x * 2 if x.grad_fn is None else x * 3, NONE),
+    "grad by getattr": (lambda m, x: x * 2 if getattr(x, "grad", 1) is None else x, NONE),
+    "grad by a variable": (gradient_by_a_variable, NONE),
+    "a key": (text_as_a_key, TEXT),
+    "a key by a variable": (text_by_a_variable, TEXT),
+    "a comparison": (lambda m, x: x if str(x.dtype) == "torch.float32" else x * 2, TEXT),
+    "a comparison by a function": (
+        lambda m, x: x if describe(x) == "torch.float32" else x * 2,
+        TEXT,
+    ),
+    "getattr with a default": (lambda m, x: x * getattr(x, "scale_factor", 2), NAME),
+    "hasattr by another name": (lambda m, x: x * 2 if asks(x, "scale_factor") else x, NAME),
+}
+asks = hasattr
+
+
+COLUMNS = {"another name for Tensor", "an abstract class", "a shape's class", "a union",
+           "hasattr by another name"}  # fmt: skip
+"""Told apart by the columns of an instruction, which Python has since 3.11."""
+
+
+@pytest.mark.parametrize("name", ASKED if sys.version_info >= (3, 11) else ASKED.keys() - COLUMNS)
+def test_a_question_that_a_proxy_answers_for_itself_is_a_warning_with_its_line(name):
+    function, text = ASKED[name]
+    _, told = warnings_of(Model(function))
+    assert [text in one and "test_silent.py:" in one for one in told] == [True]
+
+
+def test_callable_of_an_input_is_a_warning():
+    with pytest.warns(TraceWarning, match=r"callable\(x\) is true of a Proxy"):
+        fxlab.symbolic_trace(lambda x: x * 2 if callable(x) else x)
+
+
+def only_tells(m, x):
+    message = f"bad {x.shape}"
+    assert m.function is not None, message
+    torch._assert(m.function is not None, f"{x.shape}")
+    print(f"{x.shape}", str(x.dtype))
+    warnings.warn(describe(x), DeprecationWarning, stacklevel=1)
+    if m.function is None:
+        raise ValueError(message)
+    return x * 2
+
+
+HARMLESS = {
+    "a class that no value has": lambda m, x: x * 2 if isinstance(x, (str, dict)) else x,
+    "a class that both have": lambda m, x: x * 2 if isinstance(x, collections.abc.Hashable) else x,
+    "somebody who knows of tracing": lambda m, x: (
+        x * 2 if isinstance(x, (torch.fx.Proxy, T)) else x
+    ),
+    "a plain read": lambda m, x: x.grad,
+    "torch's own questions": lambda m, x: torch._foreach_add([x, x], [x, x])[0],
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_question_whose_answer_is_the_value_s_is_no_warning(name):
+    assert warnings_of(Model(HARMLESS[name]))[1] == []
+
+
+def test_text_that_only_tells_is_no_warning(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("error", TraceWarning)
+        fxlab.symbolic_trace(Model(only_tells))
+    assert "Proxy(x)" in capsys.readouterr().out
+
+
+WANT_A_BOOL = {
+    "json": lambda m, x: x * len(json.dumps(m.training)),
+    "json of a dict": lambda m, x: x * len(json.dumps({"training": m.training})),
+    "math": lambda m, x: x * math.comb(3, m.training),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", WANT_A_BOOL)
+def test_what_wants_a_bool_and_asks_no_method_gets_one_and_that_is_said(name, training):
+    m = Model(WANT_A_BOOL[name]).train(training)
+    gm, told = warnings_of(m)
+    assert torch.equal(gm(X), m(X)) and "training was fixed to" in told[0]
+
+
+def test_a_tracer_whose_second_try_got_bools_records_flags_again_in_the_next_trace():
+    tracer = fxlab.Tracer()
+    with pytest.warns(TraceWarning, match="training was fixed"):
+        tracer.trace(Model(WANT_A_BOOL["json"]))
+    graph = tracer.trace(Model(lambda m, x: F.dropout(x, 0.5, m.training)))
+    assert graph.find_nodes(op="get_attr", target="training")
+
+
+def test_an_error_of_the_program_itself_is_raised_though_it_read_the_flag():
+    def wrong(m, x):
+        F.dropout(x, 0.5, m.training)
+        return x * len(3)
+
+    with pytest.raises(TypeError, match="has no len"):
+        fxlab.symbolic_trace(Model(wrong))
+
+
+# -- state that a trace cannot see -------------------------------------------------------------
+
+
+@fxlab.wrap
+def writes(t, x):
+    t += x.sum()
+    return t
+
+
+@fxlab.wrap
+def writes_by_another(t, x):
+    return add_to(t, x)
+
+
+def add_to(t, x):
+    return torch.add(t, x, out=t)
+
+
+@fxlab.wrap
+def reads(t, x):
+    return t + x
+
+
+@pytest.mark.parametrize("function", [writes, writes_by_another])
+def test_a_leaf_that_may_write_into_a_derived_constant_is_a_warning(function):
+    _, told = warnings_of(lambda x: function(torch.zeros(3) + 1, x))
+    assert len(told) == 1 and "all calls of the graph share it" in told[0]
+
+
+def test_a_leaf_that_only_reads_a_derived_constant_is_none():
+    gm, told = warnings_of(lambda x: reads(torch.zeros(3) + 1, x))
+    assert told == [] and torch.equal(gm(X), gm(X))
+
+
+def test_a_generator_of_the_model_is_drawn_from_anew_by_each_call():
+    m = Model(lambda m, x: x + torch.rand(3, generator=m.generator))
+    state = m.generator.get_state()
+    gm, told = warnings_of(m)
+    assert told == [] and torch.equal(m.generator.get_state(), state)
+    first, second = gm(X), gm(X)
+    m.generator.set_state(state)
+    assert torch.equal(first, m(X)) and torch.equal(second, m(X)) and not torch.equal(first, second)
+
+
+def test_a_generator_of_a_closure_is_drawn_from_anew_by_each_call():
+    generator = torch.Generator().manual_seed(3)
+    gm, told = warnings_of(lambda x: x + torch.rand(3, generator=generator))
+    assert told == [] and not torch.equal(gm(X), gm(X))
+
+
+def test_a_generator_that_the_program_makes_begins_anew_in_each_call_and_that_is_said():
+    m = Model(lambda m, x: x + torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    gm, told = warnings_of(m)
+    assert len(told) == 1 and "a generator that the program made" in told[0]
+    assert torch.equal(gm(X), m(X)) and torch.equal(gm(X), m(X))
+
+
+def test_numbers_drawn_into_a_constant_from_a_generator_of_the_model_are_said_and_put_back():
+    m = Model(lambda m, x: x + torch.empty(3).normal_(generator=m.generator))
+    state = m.generator.get_state()
+    _, told = warnings_of(m)
+    assert len(told) == 1 and "draws random numbers from a generator" in told[0]
+    assert torch.equal(m.generator.get_state(), state)
+
+
+def test_a_graph_module_that_draws_from_a_generator_can_be_copied_and_pickled():
+    gm, _ = warnings_of(Model(lambda m, x: x + torch.rand(3, generator=m.generator)))
+    for again in (copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))):
+        assert again(X).shape == (3,)
