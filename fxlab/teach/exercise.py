@@ -128,6 +128,7 @@ class Part:
         stub: First line of the stub and its docstring, as in the master notebook.
         hidden: The same behaviours on other inputs, or None.
         asks: What this part asks to write and may not be called; empty: the exercise's `asks`.
+        loads: Modules that a call imports late: a grader imports them once for the whole class.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Part:
     stub: str = ""
     hidden: Callable[[], Iterable[Case | Property]] | None = None
     asks: tuple[str, ...] = ()
+    loads: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -181,7 +183,7 @@ class Exercise:
         return sum(part.total for part in self.parts)
 
 
-def _private_files() -> list[Path]:
+def private_files() -> list[Path]:
     """Files of exercises that are not the kit's: FXLAB_EXERCISES, and beside a notebook."""
     folders = [Path(one) for one in os.environ.get("FXLAB_EXERCISES", "").split(os.pathsep) if one]
     if "ipykernel" in sys.modules:
@@ -212,7 +214,7 @@ def _kits() -> dict[str, Exercise]:
 
 def plain_registry() -> dict[str, Exercise]:
     """Every exercise in its public form, by id."""
-    own = [_load(path, path.stat().st_mtime) for path in _private_files()]
+    own = [_load(path, path.stat().st_mtime) for path in private_files()]
     return {**{one.id: one for one in own}, **_kits()} if own else _kits()
 
 

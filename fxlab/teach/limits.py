@@ -344,7 +344,7 @@ def refusing(id: str, asks: tuple[str, ...]) -> Iterator[None]:
     swapped: list[tuple[types.FunctionType, types.CodeType]] = []
     try:
         for name in asks:
-            for function in _functions_of(name):
+            for function in functions_of(name):
                 swapped.append((function, function.__code__))
                 function.__code__ = _stand_in(function, id, name)
         yield
@@ -354,7 +354,7 @@ def refusing(id: str, asks: tuple[str, ...]) -> Iterator[None]:
 
 
 @functools.cache
-def _functions_of(name: str) -> tuple[types.FunctionType, ...]:
+def functions_of(name: str) -> tuple[types.FunctionType, ...]:
     """The Python functions behind a qualified name: itself and what it wraps, or a class's own."""
     parts = name.split(".")
     found: Any = None

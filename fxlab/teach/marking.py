@@ -15,7 +15,8 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,9 @@ class Marker:
         owner, asked = part(id)
         notebook = notebook_for(submission, asked)
         if notebook is None:
-            status = "missing" if _has_neighbour(submission, asked) else "nothing"
-            why = f"no cell defines {asked.name}" if status == "missing" else "nothing to mark"
-            return Marked(id, status, 0, asked.total, none_of(asked), status, why)
+            return unanswered(submission, asked)
         files = files_beside(notebook.folder)
-        with Student(self.server, files, self.seconds) as student:
+        with Student(self.server, files, self.seconds, loads=asked.loads) as student:
             try:
                 student.start(id, notebook.cells, notebook.marks.get(id), self.course)
                 found = examine(asked, student.call, self._cases(asked), run=self._run(id, student))
@@ -256,6 +255,13 @@ def notebook_for(submission: Submission, asked: Part) -> Notebook | None:
     )
 
 
+def unanswered(submission: Submission, asked: Part) -> Marked:
+    """The mark of a part for which no notebook was handed in."""
+    status = "missing" if _has_neighbour(submission, asked) else "nothing"
+    why = f"no cell defines {asked.name}" if status == "missing" else "nothing to mark"
+    return Marked(asked.id, status, 0, asked.total, none_of(asked), status, why)
+
+
 def _has_neighbour(submission: Submission, asked: Part) -> bool:
     """Whether another exercise of the same notebook was handed in: then this one is missing."""
     group = asked.id.partition(".")[0]
@@ -282,17 +288,25 @@ def parts_in(submissions: Iterable[Submission]) -> list[str]:
     return kept
 
 
+def _more(asked: Part) -> list[Case | Property]:
+    """A part's properties, on more arguments."""
+    own = [case for case in asked.cases() if isinstance(case, Property)]
+    return [replace(one, title=f"more: {one.title}", examples=4 * one.examples) for one in own]
+
+
 def hidden_cases(path: Path) -> dict[str, list[Case | Property]]:
     """Read a teacher's file of hidden cases: `CASES = {"2.2": [Case(...), Property(...)]}`.
 
-    The path "kit" gives the exercises' own second set.
+    The path "kit" gives the exercises' own second set; where an exercise has none, four times as
+    many generated arguments as `check` tries.
 
     Raises:
         ExerciseError: The file does not say that, or names a behaviour that earns no points.
     """
     if str(path) == "kit":
         parts = [one for owner in exercises() for one in owner.parts]
-        return {one.id: list(one.hidden()) for one in parts if one.hidden is not None}
+        found = {one.id: list((one.hidden or partial(_more, one))()) for one in parts}
+        return {id: own for id, own in found.items() if own}
     if not path.is_file():
         raise ExerciseError(f"there is no file {path.name!r} of hidden cases")
     spec = importlib.util.spec_from_file_location("hidden_cases", path)

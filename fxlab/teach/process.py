@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import random
@@ -25,9 +26,11 @@ from typing import Any, BinaryIO
 
 import torch
 
+from fxlab.core.graph import Graph
+from fxlab.core.graph_module import GraphModule
 from fxlab.teach import slicing, variants, wire
 from fxlab.teach.exercise import exercises, part
-from fxlab.teach.limits import AnswerError, Guard
+from fxlab.teach.limits import AnswerError, Guard, functions_of
 
 MEMORY = 2 << 30  # bytes that an answer may take beyond what the process has at the start
 SECONDS = 5.0  # CPU seconds of one call
@@ -190,14 +193,17 @@ def serve(control: socket.socket) -> None:
     die_with_parent()
     _prctl(_ADOPTS_ORPHANS, 1)
     exercises()
-    gc.collect()
-    gc.freeze()  # what is shared with the forks stays shared
+    warm()
     control.sendall(b"ready\n")
+    loaded: set[str] = set()
     while True:
         request, channels, _, _ = socket.recv_fds(control, 65536, 1)
         if not request:
             return
         order = json.loads(request)
+        if new := set(order["loads"]) - loaded:
+            _load(new)
+            loaded |= new
         pid = os.fork()
         if pid == 0:
             _child(control, channels[0], order)
@@ -206,6 +212,32 @@ def serve(control: socket.socket) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         _end_all(pid)
         control.sendall(json.dumps({"ended": status}).encode() + b"\n")
+
+
+def warm() -> None:
+    """Fill the tables that the first call of any answer would fill, once for all forks.
+
+    Nothing of a student's has been read before, and nothing here computes with tensors: a thread
+    of torch's would be missing in the forks.
+    """
+    for owner in exercises():
+        for one in owner.parts:
+            for name in one.asks or owner.asks:
+                functions_of(name)
+    graph = Graph()
+    graph.output(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+    gm: Any = wire.decode(wire.encode(GraphModule(torch.nn.Module(), graph)))
+    gm.graph.lint()
+    str(gm.code)
+    _load(set())
+
+
+def _load(names: set[str]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):  # what is not here fails in the call that asks
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is shared with the forks stays shared
 
 
 def _child(control: socket.socket, channel: int, order: dict[str, Any]) -> None:

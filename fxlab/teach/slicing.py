@@ -9,6 +9,7 @@ needs a broken line is lost. This runs where the student's code runs: reading a 
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import re
 import symtable
@@ -34,14 +35,20 @@ class Statement:
         node: Its syntax tree.
         binds: Names that it defines.
         changes: Names whose object it changes.
-        reads: Names of the notebook's level that it reads.
     """
 
     cell: int
     node: ast.stmt
     binds: set[str] = field(default_factory=set)
     changes: set[str] = field(default_factory=set)
-    reads: set[str] = field(default_factory=set)
+
+    @functools.cached_property
+    def reads(self) -> set[str]:
+        """Names of the notebook's level that it reads; few statements are asked."""
+        try:
+            return _read(symtable.symtable(ast.unparse(self.node), "cell", "exec"))
+        except (SyntaxError, RecursionError, ValueError):
+            return {part.id for part in ast.walk(self.node) if isinstance(part, ast.Name)}
 
 
 def plain(source: str) -> str:
@@ -65,19 +72,8 @@ def statements(cells: Iterable[str]) -> tuple[list[Statement], dict[int, str]]:
             )
             continue
         for node in tree.body:
-            found.append(_described(Statement(number, node)))
+            found.append(Statement(number, node, _bound(node), _changed(node)))
     return found, broken
-
-
-def _described(one: Statement) -> Statement:
-    node = one.node
-    one.binds = _bound(node)
-    one.changes = _changed(node)
-    try:
-        one.reads = _read(symtable.symtable(ast.unparse(node), "cell", "exec"))
-    except (SyntaxError, RecursionError, ValueError):
-        one.reads = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    return one
 
 
 def _bound(node: ast.stmt) -> set[str]:

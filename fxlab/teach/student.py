@@ -49,11 +49,13 @@ class Server:
         self.lines = self.control.makefile("rb")
         self.lines.readline()  # "ready"
 
-    def fork(self, folder: str, memory: int) -> tuple[socket.socket, int]:
-        """A channel to a new process, and its pid."""
+    def fork(
+        self, folder: str, memory: int, loads: tuple[str, ...] = ()
+    ) -> tuple[socket.socket, int]:
+        """A channel to a new process, which has the modules `loads` imported, and its pid."""
         mine, theirs = socket.socketpair()
-        order = json.dumps({"folder": folder, "memory": memory}).encode()
-        socket.send_fds(self.control, [order], [theirs.fileno()])
+        order = json.dumps({"folder": folder, "memory": memory, "loads": loads})
+        socket.send_fds(self.control, [order.encode()], [theirs.fileno()])
         theirs.close()
         return mine, json.loads(self.lines.readline())["pid"]
 
@@ -81,6 +83,7 @@ class Student:
         files: Files that the process may read, copied to a temporary folder; its working folder.
         seconds: CPU seconds of one call.
         memory: Bytes beyond what torch itself takes.
+        loads: Modules that the server has to have imported, see `Part.loads`.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Student:
         files: tuple[Path, ...] = (),
         seconds: float = process.SECONDS,
         memory: int = process.MEMORY,
+        loads: tuple[str, ...] = (),
     ) -> None:
         self.server, self.seconds, self.printed = server, seconds, ""
         self.shape: list[str] = []
@@ -100,7 +104,7 @@ class Student:
         self.socket: socket.socket | None = None
         self.pid, self.late, self.ended, self.status = 0, False, False, 0
         if server is not None:
-            self.socket, self.pid = server.fork(self.folder, memory)
+            self.socket, self.pid = server.fork(self.folder, memory, loads)
         else:
             self._start_python(memory)
         if self.socket is not None:

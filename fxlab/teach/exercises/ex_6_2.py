@@ -269,6 +269,7 @@ EXERCISE = Exercise(
                 "bias_needed": "an input is missing",
             },
             stub=STUB,
+            loads=("torch._dynamo.aot_compile", "onnx"),  # what FakeTensorMode and Emitter import
         ),
     ),
 )
