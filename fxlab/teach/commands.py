@@ -77,6 +77,9 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--similar", action="store_true", help="list pairs of similar answers")
     parser.add_argument("--seconds", type=float, default=5.0, help="CPU seconds of one call (5)")
+    parser.add_argument(
+        "--fresh", action="store_true", help="mark all anew, also what is as in the run before"
+    )
     parser.add_argument("--json", action="store_true", help="print the grades as JSON")
 
 
@@ -94,6 +97,7 @@ def _grade(args: argparse.Namespace) -> int:
         similar_pairs=args.similar,
         seconds=args.seconds,
         course=args.course,
+        fresh=args.fresh,
         progress=grading.progress_bar,
     )
     if args.json:
@@ -113,6 +117,8 @@ def _grade(args: argparse.Namespace) -> int:
     stem = args.out.with_suffix("")
     print(f"{len(grades.submissions)} submissions, {len(grades.ids)} parts: {args.out}")
     print(f"feedback: {stem}-feedback/   the class: {stem}-summary.html")
+    if grades.kept:
+        print(f"as in the run before: {grades.kept} marks, not run again (--fresh runs all)")
     if args.similar:
         print(f"{len(grades.pairs)} similar pairs: {stem}-similar.csv")
     return 0

@@ -3,8 +3,9 @@
 `grade` finds the submissions, marks each in trusted worker processes that run no line of a
 student's (`marking.py`), marks once more alone what ran out of time, and writes the CSV, one page
 of feedback for each student and a summary for the teacher. The same command again writes the same
-CSV, byte for byte. Limits and separate processes keep honest mistakes apart; this is no sandbox:
-grade submissions of people you don't trust in a container or a virtual machine.
+CSV, byte for byte, and runs only what changed (`remembering.py`). Limits and separate processes
+keep honest mistakes apart; this is no sandbox: grade submissions of people you don't trust in a
+container or a virtual machine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from fxlab.core.errors import ExerciseError
 from fxlab.teach import feedback, process, similar
 from fxlab.teach.collect import Submission, class_list, collect
 from fxlab.teach.exercise import part
-from fxlab.teach.marking import Marked, Marker, none_of, parts_in
+from fxlab.teach.marking import Marked, Marker, none_of, notebook_for, parts_in, unanswered
+from fxlab.teach.remembering import Remembered
 
 WARNING = (
     "fxlab grade runs students' code with limits of time and memory, each exercise in a process of "
@@ -43,6 +45,7 @@ class Grades:
         submissions: One for each student, sorted by id.
         marks: Student -> what came out of each part.
         pairs: Similar answers, if asked for: (part, student, student, similarity).
+        kept: How many marks are those of the run before.
         seconds: What it took.
     """
 
@@ -50,6 +53,7 @@ class Grades:
     submissions: list[Submission]
     marks: dict[str, list[Marked]]
     pairs: list[tuple[str, str, str, float]] = field(default_factory=list)
+    kept: int = 0
     seconds: float = 0.0
 
     def points(self, student: str) -> int:
@@ -111,6 +115,7 @@ def grade(
     similar_pairs: bool = False,
     seconds: float = 5.0,
     course: int | None = None,
+    fresh: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Grades:
     """Mark every submission in a folder.
@@ -119,7 +124,8 @@ def grade(
         submissions: Folder or zip: a folder, notebook or zip for each student, or a bulk download
             of Moodle or Canvas.
         out: The CSV to write. Beside it go `<name>-feedback/<student>.html`,
-            `<name>-summary.html` and, if asked for, `<name>-similar.csv`.
+            `<name>-summary.html`, `<name>-marks.json.gz` for the next run and, if asked for,
+            `<name>-similar.csv`.
         jobs: How many submissions at a time.
         hidden: A file of hidden cases, `CASES = {"2.2": [Case(...), ...]}`; "kit" for the kit's
             own second set, which is public but in no notebook.
@@ -129,6 +135,7 @@ def grade(
         similar_pairs: List pairs of similar answers. A reason to talk, never points.
         seconds: CPU seconds of one call of an answer.
         course: Number of the course that was released, for its variants.
+        fresh: Mark everything anew, also what was marked before and is the same.
         progress: Called with (done, all, student).
 
     Returns:
@@ -144,9 +151,8 @@ def grade(
     hidden = Path(hidden) if hidden is not None else None
     listed = class_list(Path(students)) if students is not None else None
     with tempfile.TemporaryDirectory(prefix="fxlab-grade-") as room:
-        written = (
-            (f"{out.stem}-feedback",) if out.parent.resolve() == Path(submissions).resolve() else ()
-        )
+        beside = (f"{out.stem}-feedback", f"{out.stem}-marks.json.gz")
+        written = beside if out.parent.resolve() == Path(submissions).resolve() else ()
         found = collect(Path(submissions), Path(room), listed, written)
         ids = _asked(exercises) if exercises is not None else parts_in(found)
         if hidden is not None:
@@ -154,14 +160,23 @@ def grade(
 
             hidden_cases(hidden)  # say now what is wrong with it
         options = {"hidden": hidden, "seconds": seconds, "course": course}
-        marks = _mark_all(found, ids, jobs, options, progress)
-        _again(found, marks, options, progress)
-    grades = Grades(ids, found, marks)
+        known = Remembered(out.with_name(beside[1]), options, fresh)
+        done = {one.student: _done(one, ids, known) for one in found}
+        marks = _mark_all(found, ids, done, jobs, options, progress)
+        _again(found, marks, done, options, progress)
+        for one in found:
+            for mark in marks[one.student]:
+                known.keep(one, mark)
+    grades = Grades(ids, found, marks, kept=known.used)
     if similar_pairs:
         grades.pairs = similar.pairs(marks)
     grades.seconds = time.monotonic() - begin
     _write(grades, out, similar_pairs)
+    known.write()
     return grades
+
+
+Task = tuple[Submission, list[str]]  # a student and the parts that have to be run
 
 
 def _asked(wanted: Iterable[str]) -> list[str]:
@@ -177,35 +192,18 @@ def _asked(wanted: Iterable[str]) -> list[str]:
     return ids
 
 
-def _mark_all(
-    found: list[Submission],
-    ids: list[str],
-    jobs: int,
-    options: dict[str, Any],
-    progress: Callable[[int, int, str], None] | None,
-) -> dict[str, list[Marked]]:
-    marks: dict[str, list[Marked]] = {}
-
-    def keep(student: str, own: list[Marked]) -> None:
-        marks[student] = own
-        if progress is not None:
-            progress(len(marks), len(found), student)
-
-    waiting = [one for one in found if one.notebooks]
-    for one in found:
-        if not one.notebooks:
-            keep(one.student, [_nothing(id) for id in ids])
-    if jobs <= 1:
-        _mark_here(waiting, ids, options, keep)
-    else:
-        _mark_with(jobs, waiting, ids, options, keep)
-        # A worker that broke takes the others' work with it: those are marked one at a time.
-        for one in [one for one in waiting if one.student not in marks]:
-            _mark_with(1, [one], ids, options, keep)
-            if one.student not in marks:
-                one.problems.append("marking it broke the grader's own process")
-                keep(one.student, [_nothing(id) for id in ids])
-    return {one.student: marks[one.student] for one in found}
+def _done(one: Submission, ids: list[str], known: Remembered) -> dict[str, Marked]:
+    """Part -> mark, where no line of the student's has to run for it."""
+    if not one.notebooks:
+        return {id: _nothing(id) for id in ids}
+    found: dict[str, Marked] = {}
+    for id in ids:
+        asked = part(id)[1]
+        answered = notebook_for(one, asked) is not None
+        mark = known.mark(one, id) if answered else unanswered(one, asked)
+        if mark is not None:
+            found[id] = mark
+    return found
 
 
 def _nothing(id: str) -> Marked:
@@ -213,27 +211,61 @@ def _nothing(id: str) -> Marked:
     return Marked(id, "nothing", 0, asked.total, none_of(asked), "", "nothing to mark")
 
 
-def _mark_here(
-    waiting: list[Submission],
+def _mark_all(
+    found: list[Submission],
     ids: list[str],
+    done: dict[str, dict[str, Marked]],
+    jobs: int,
     options: dict[str, Any],
-    keep: Callable[[str, list[Marked]], None],
+    progress: Callable[[int, int, str], None] | None,
+) -> dict[str, list[Marked]]:
+    """Student -> the mark of each part; what is `done` is not run."""
+    marks: dict[str, list[Marked]] = {}
+
+    def keep(student: str, new: list[Marked]) -> None:
+        own = {**done[student], **{mark.id: mark for mark in new}}
+        marks[student] = [own[id] for id in ids]
+        if progress is not None:
+            progress(len(marks), len(found), student)
+
+    waiting: list[Task] = []
+    for one in found:
+        left = [id for id in ids if id not in done[one.student]]
+        if left:
+            waiting.append((one, left))
+        else:
+            keep(one.student, [])
+    if jobs <= 1:
+        _mark_here(waiting, options, keep)
+    elif waiting:
+        _mark_with(jobs, waiting, options, keep)
+        # A worker that broke takes the others' work with it: those are marked one at a time.
+        for one, left in [task for task in waiting if task[0].student not in marks]:
+            _mark_with(1, [(one, left)], options, keep)
+            if one.student not in marks:
+                one.problems.append("marking it broke the grader's own process")
+                keep(one.student, [_nothing(id) for id in left])
+    return {one.student: marks[one.student] for one in found}
+
+
+def _mark_here(
+    waiting: list[Task], options: dict[str, Any], keep: Callable[[str, list[Marked]], None]
 ) -> None:
-    with Marker(**options) as marker:
-        for one in waiting:
-            keep(one.student, marker.mark(one, ids))
+    if waiting:
+        with Marker(**options) as marker:
+            for one, left in waiting:
+                keep(one.student, marker.mark(one, left))
 
 
 def _mark_with(
     jobs: int,
-    waiting: list[Submission],
-    ids: list[str],
+    waiting: list[Task],
     options: dict[str, Any],
     keep: Callable[[str, list[Marked]], None],
 ) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, _open_worker, (options,)) as pool:
-        tasks = {pool.submit(_mark_in_worker, one, ids): one for one in waiting}
+        tasks = {pool.submit(_mark_in_worker, *task): task[0] for task in waiting}
         try:
             for task in as_completed(tasks):
                 keep(tasks[task].student, task.result())
@@ -265,11 +297,17 @@ def _mark_in_worker(one: Submission, ids: list[str]) -> list[Marked]:
 def _again(
     found: list[Submission],
     marks: dict[str, list[Marked]],
+    done: dict[str, dict[str, Marked]],
     options: dict[str, Any],
     progress: Callable[[int, int, str], None] | None,
 ) -> None:
     """Run once more, alone, what ran out of time: the machine was busy before."""
-    late = [(one, k) for one in found for k, mark in enumerate(marks[one.student]) if mark.late]
+    late = [
+        (one, k)
+        for one in found
+        for k, mark in enumerate(marks[one.student])
+        if mark.late and mark.id not in done[one.student]
+    ]
     if not late:
         return
     told = progress or (lambda *_: None)
