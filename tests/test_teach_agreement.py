@@ -11,7 +11,7 @@ import torch
 from fxlab.teach import check, exercises
 from fxlab.teach.collect import Notebook, Submission
 from fxlab.teach.exercise import part
-from fxlab.teach.marking import Marked, Marker
+from fxlab.teach.marking import Marked, Marker, hidden_cases
 from fxlab.teach.masters import part_id, solution_cells, source_of
 from fxlab.teach.releasing import student_copy
 
@@ -106,6 +106,22 @@ def test_a_wrong_answer_gets_the_same_points_from_check_and_from_grade(marker, i
 def test_a_solution_gets_all_points_from_grade(marker, id):
     graded = marker.mark_part(submitted(id, SOLUTIONS[id].source), id)
     assert (graded.status, graded.points) == ("pass", part(id)[1].total), graded.sentence
+
+
+HIDDEN = hidden_cases(Path("kit"))
+
+
+@pytest.mark.parametrize("id", [row(id) for id in HIDDEN])
+def test_the_kits_hidden_cases_are_right_for_a_solution_and_wrong_for_wrong_answers(id):
+    def found(source: str) -> set[str]:
+        return {one.status for one in check(id, in_kernel(id, source), cases=HIDDEN[id]).cases}
+
+    assert found(SOLUTIONS[id].source) == {"pass"}
+    assert any(found(wrong_source(id, name)) != {"pass"} for name in part(id)[1].wrong)
+
+
+def test_what_has_no_hidden_cases_asks_about_given_programs():
+    assert {one.id for one in PARTS} - HIDDEN.keys() == {"1.1", "1.3", "3.3a", "3.3b", "3.3c"}
 
 
 @pytest.mark.parametrize("id", sorted(QUICK))

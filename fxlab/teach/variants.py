@@ -12,8 +12,9 @@ import copy
 import hashlib
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fxlab.teach import exercise as registry
@@ -35,6 +36,28 @@ class Variant:
 
     exercise: Callable[[], Exercise]
     words: tuple[tuple[str, str], ...] = ()
+
+
+def forms(
+    make: Callable[[Any], Exercise],
+    kinds: Mapping[str, Any],
+    words: Callable[[Any], tuple[tuple[str, str], ...]],
+) -> dict[str, Variant]:
+    """The variants of an exercise that is made from one value.
+
+    Args:
+        make: The exercise about one of `kinds`.
+        kinds: Name -> what the exercise is about; the master's form first.
+        words: Pairs (text of the master, text of this form); not asked for the master's.
+
+    Returns:
+        Name -> variant.
+    """
+    first = next(iter(kinds))
+    return {
+        name: Variant(partial(make, kind), () if name == first else words(kind))
+        for name, kind in kinds.items()
+    }
 
 
 def variants_of(id: str) -> dict[str, Variant]:

@@ -8,6 +8,7 @@ written down for each case, and runs the graph (paper, section 5.2).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,11 +178,22 @@ _CASES = [
     ("stop wins", "through each Linear, but stop at head", ["head"], ["Linear"],
      "block1.act block10.act head", 14),
 ]  # fmt: skip
+_HIDDEN = [
+    ("stop at a path", "stop at block10 and head", ["block10", "head"], [],
+     "block1.fc block1.act block10 head", 7),
+    ("through a path", "through block10.fc and head", [], ["block10.fc", "head"],
+     "block1.fc block1.act block10.act", 14),
+    ("classes", "through each ReLU", [], ["ReLU"], "block1.fc block10.fc head", 10),
+    ("classes", "stop at each Block, through each Linear", ["Block"], ["Linear"], "block1 block10",
+     7),
+    ("stop wins", "stop at each GatedBlock, though block10 is to be looked through",
+     ["GatedBlock"], ["block10"], "block1.fc block1.act block10 head", 7),
+]  # fmt: skip
 
 
-def _cases() -> Iterator[Case]:
+def _cases(rows: list[Any] = _CASES) -> Iterator[Case]:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
-    for behaviour, title, stop, through, whole, nodes in _CASES:
+    for behaviour, title, stop, through, whole, nodes in rows:
         args = (list(stop), list(through), x)
         yield Case(behaviour, title, lambda args=args: args, _judge(whole, nodes))
 
@@ -228,6 +240,7 @@ EXERCISE = Exercise(
             },
             entry=entry,
             cases=_cases,
+            hidden=partial(_cases, _HIDDEN),
             wrong={
                 "forgets_the_others": "what is not named is decided as usual",
                 "part_of_a_path": "compare whole paths",

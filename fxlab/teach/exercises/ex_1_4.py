@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,30 @@ NESTED: dict[str, Callable[..., Any]] = {
     "{'a': [x, {'b': (y,)}]}": lambda x, y: {"a": [x, {"b": (y,)}]},
     "(torch.float32, 'text', None)": lambda x, y: (torch.float32, "text", None),
 }
+# The same behaviours on other programs: the second set of cases.
+OTHER_OPERATORS: dict[str, Program] = {
+    "y - x": lambda x, y: y - x,
+    "x[1]": lambda x, y: x[1],
+    "-(x - 2)": lambda x, y: -(x - 2),
+    "5 - y": lambda x, y: 5 - y,
+    "0.5 / x": lambda x, y: 0.5 / x,
+    "x.tanh()": lambda x, y: x.tanh(),
+    "y.mean(dim=1)": lambda x, y: y.mean(dim=1),
+    "x.mul(y).neg()": lambda x, y: x.mul(y).neg(),
+}
+OTHER_FUNCTIONS: dict[str, Program] = {
+    "torch.tanh(y)": lambda x, y: torch.tanh(y),
+    "torch.minimum(y, x)": lambda x, y: torch.minimum(y, x),
+    "F.silu(torch.neg(x))": lambda x, y: F.silu(torch.neg(x)),
+    "torch.mean(x, dim=1)": lambda x, y: torch.mean(x, dim=1),
+    "torch.add(input=x, other=y, alpha=3)": lambda x, y: torch.add(input=x, other=y, alpha=3),
+}
+OTHER_NESTED: dict[str, Callable[..., Any]] = {
+    "(y, x, 'text')": lambda x, y: (y, x, "text"),
+    "[[], x]": lambda x, y: [[], x],
+    "[slice(x, y), 1]": lambda x, y: [slice(x, y), 1],
+    "{'k': ([x], {'a': y})}": lambda x, y: {"k": ([x], {"a": y})},
+}
 
 
 def _record(answer: Callable[[Node], Any], text: str, program: Program) -> GraphModule:
@@ -84,19 +109,23 @@ def _record(answer: Callable[[Node], Any], text: str, program: Program) -> Graph
 
 def entry_a(answer: Callable[[Node], Any], text: str) -> GraphModule:
     """Record the program of part (a) that ``text`` names."""
-    return _record(answer, text, OPERATORS[text])
+    return _record(answer, text, {**OPERATORS, **OTHER_OPERATORS}[text])
 
 
 def entry_b(answer: Callable[[Node], Any], text: str) -> GraphModule:
     """Record the program of part (b) that ``text`` names."""
-    return _record(answer, text, FUNCTIONS[text])
+    return _record(answer, text, {**FUNCTIONS, **OTHER_FUNCTIONS}[text])
 
 
 def entry_c(answer: Callable[[Any], Any], text: str) -> Any:
     """Turn the value that ``text`` names into arguments; nodes come back as {"node": name}."""
+    return _plain(answer(_nested(text)), Node)
+
+
+def _nested(text: str) -> Any:
     graph = Graph()
-    value = NESTED[text](*(Proxy(graph.placeholder(name)) for name in "xy"))
-    return _plain(answer(value), Node)
+    made = {**NESTED, **OTHER_NESTED}[text]
+    return made(*(Proxy(graph.placeholder(name)) for name in "xy"))
 
 
 def _plain(value: Any, kind: type) -> Any:
@@ -152,14 +181,13 @@ def _why(text: str, reference: GraphModule, value: GraphModule, differs: str) ->
             == [str(a) for a in theirs.args][::-1]
             != [str(a) for a in theirs.args]
         ):
-            return f"{text} is recorded with its operands turned round: in {text} x stands second"
+            return f"{text} is recorded with its operands turned round: x is the second of the two"
     return f"{text}, run from the graph: {differs}" if differs else f"{text} is other nodes"
 
 
 def _judge_nested(args: tuple[Any, ...], value: Any) -> Finding | None:
     (text,) = args
-    graph = Graph()
-    right = _plain(NESTED[text](*(Proxy(graph.placeholder(name)) for name in "xy")), Proxy)
+    right = _plain(_nested(text), Proxy)
     if right == value:
         return None
     if "'proxy'" in repr(value):
@@ -199,25 +227,25 @@ def _shown(value: Any) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-def _cases_a() -> Iterator[Case]:
-    judge = _judge_program(OPERATORS)
-    for text in OPERATORS:
-        turned = text in ("2 * x", "1 - x", "2 / x")
+def _cases_a(table: dict[str, Program]) -> Iterator[Case]:
+    judge = _judge_program(table)
+    for text in table:
+        turned = text[0].isdigit()
         behaviour = "methods" if "." in text else "turned operators" if turned else "operators"
         yield Case(behaviour, text, lambda text=text: (text,), judge)
 
 
-def _cases_b() -> Iterator[Case]:
-    judge = _judge_program(FUNCTIONS)
-    for text in FUNCTIONS:
+def _cases_b(table: dict[str, Program]) -> Iterator[Case]:
+    judge = _judge_program(table)
+    for text in table:
         behaviour = "keyword arguments" if "=" in text else "functions"
         yield Case(behaviour, text, lambda text=text: (text,), judge)
 
 
-def _cases_c() -> Iterator[Case]:
-    deep = ("[[x], (y, [x])]", "{'a': [x, {'b': (y,)}]}")
-    for text in NESTED:
-        behaviour = "slices" if "slice" in text else "deeper" if text in deep else "containers"
+def _cases_c(table: dict[str, Callable[..., Any]]) -> Iterator[Case]:
+    for text in table:
+        deep = sum(text.count(one) for one in "([{") > 1
+        behaviour = "slices" if "slice" in text else "deeper" if deep else "containers"
         yield Case(behaviour, text, lambda text=text: (text,), _judge_nested)
 
 
@@ -250,7 +278,8 @@ EXERCISE = Exercise(
             name="OperatorProxy",
             points={"operators": 3, "methods": 2, "turned operators": 2},
             entry=entry_a,
-            cases=_cases_a,
+            cases=partial(_cases_a, OPERATORS),
+            hidden=partial(_cases_a, OTHER_OPERATORS),
             wrong={
                 "not_turned": "with its operands turned round",
                 "no_turned": "unsupported operand",
@@ -266,7 +295,8 @@ EXERCISE = Exercise(
             name="FunctionProxy",
             points={"functions": 2, "keyword arguments": 2},
             entry=entry_b,
-            cases=_cases_b,
+            cases=partial(_cases_b, FUNCTIONS),
+            hidden=partial(_cases_b, OTHER_FUNCTIONS),
             wrong={
                 "no_kwargs": "the keyword arguments {'dim': 0, 'keepdim': True} are lost",
                 "kwargs_required": "missing 1 required positional argument: 'kwargs'",
@@ -281,7 +311,8 @@ EXERCISE = Exercise(
             name="to_arguments",
             points={"containers": 2, "slices": 1, "deeper": 2},
             entry=entry_c,
-            cases=_cases_c,
+            cases=partial(_cases_c, NESTED),
+            hidden=partial(_cases_c, OTHER_NESTED),
             wrong={
                 "one_level": "a Proxy is left where its node belongs",
                 "tuples_to_lists": "each container keeps its own type",

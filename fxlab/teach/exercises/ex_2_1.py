@@ -7,9 +7,9 @@ Part (b) is one of several operations (`PAIRS`), so that a graded course can dra
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.core.tracer import symbolic_trace
+from fxlab.explorer.sentences import plural
 from fxlab.interop.targets import function_table
 from fxlab.passes.rewriter import replace_pattern
 from fxlab.teach import judge
 from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.programs import built, fresh_inputs, programs
-from fxlab.teach.variants import Variant
+from fxlab.teach.variants import forms
 
 Judge = Callable[[tuple[Any, ...], Any], Finding | None]
 
@@ -85,7 +86,7 @@ def judge_insert(args: tuple[Any, ...], value: Any) -> Finding | None:
     if old_function is not added and count(value, old_function) < count(gm, old_function):
         return wrong(f"a call of {old} is gone: it stays, and {short} reads its value")
     if count(value, added) != wanted:
-        text = f"there are {count(value, added)} calls of {new} where {wanted} are right"
+        text = f"{plural(count(value, added), 'call')} of {new} where {wanted} would be right"
         return wrong(f"{text}: one behind each call of {old}, and no more")
     sizes = [judge.counts(one).total() for one in (gm, value)]
     if sizes[1] - sizes[0] != wanted - count(gm, added):
@@ -236,9 +237,9 @@ def _judge_replace(pair: Pair) -> Judge:
         for node in value.graph.find_nodes(op="call_function", target=new):
             lost = [n for n in before if n.kwargs.keys() - node.kwargs.keys() - {"input"}]
             if lost and len(node.args) < 2:
-                names = ", ".join(sorted(lost[0].kwargs))
+                names = " and ".join(sorted(lost[0].kwargs))
                 return wrong(
-                    f"{lost[0].name} has the keyword argument {names}, and the new node has not: "
+                    f"{lost[0].name} takes {names} by keyword, and the new node does not: "
                     f"copy node.kwargs as well as node.args ({text})", node.name,
                 )  # fmt: skip
         if any(node.op == "call_module" for node in before):
@@ -327,6 +328,35 @@ def _replace_cases(pair: Pair) -> Iterator[Case]:
     yield case("the rest stays", "all spellings in one program", Four())
 
 
+def _other_replace_cases(pair: Pair) -> Iterator[Case]:
+    """The same behaviours on other programs: several calls in each."""
+    a, b = pair.values
+    plain, functional = pair.functions
+    set_a, set_b = {pair.setting: a}, {pair.setting: b}
+
+    class Two(nn.Module):
+        """Two modules of the old kind, with other settings."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = pair.module(b), nn.Sequential(pair.module(a), nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.first(x) * 2)
+
+    def case(behaviour: str, title: str, program: Any) -> Case:
+        return Case(behaviour, title, lambda: (symbolic_trace(program),), _judge_replace(pair))
+
+    yield case("functions", "two in a row", lambda x: functional(plain(x * 3, b) * 3, a))
+    yield case("keyword arguments", f"twice, {pair.setting}={b} and {pair.setting}={a}",
+               lambda x: functional(input=x * 2, **set_b) + plain(x, **set_a))  # fmt: skip
+    if hasattr(torch.Tensor, pair.old):
+        method = operator.methodcaller(pair.old, a)
+        yield case("methods", "two side by side", lambda x: method(x) - method(x * 3))
+    yield case("modules", "two modules, one inside another", Two())
+    yield case("the rest stays", "two readers of one", lambda x: torch.tanh(x) * torch.tanh(x))
+
+
 STUB_A = '''def insert_behind(gm, old, new):
     """Edit `gm` in place: behind each call of the function `old`, call `new` on its result.
 
@@ -378,7 +408,7 @@ def make(pair: Pair) -> Exercise:
                     "visits_its_own": "your loop visits the nodes it inserts",
                     "reads_the_input": "sigmoid reads x: it must read the value of torch.relu",
                     "no_reroute": "sigmoid is there, but nobody reads it",
-                    "first_only": "there are 1 calls of torch.sigmoid where 2 are right",
+                    "first_only": "1 call of torch.sigmoid where 2 would be right",
                     "erases_old": "a call of torch.relu is gone",
                 },
                 stub=STUB_A,
@@ -390,6 +420,7 @@ def make(pair: Pair) -> Exercise:
                         "the rest stays": 1},
                 entry=entry_b,
                 cases=lambda: _replace_cases(pair),
+                hidden=lambda: _other_replace_cases(pair),
                 wrong={
                     "lost_kwargs": "copy node.kwargs as well as node.args",
                     "functions_only": "x.softmax(...) is still there",
@@ -430,10 +461,7 @@ def _words(pair: Pair) -> tuple[tuple[str, str], ...]:
 
 
 EXERCISE = make(PAIRS[0])
-VARIANTS = {
-    PAIRS[0].old: Variant(partial(make, PAIRS[0])),
-    **{pair.old: Variant(partial(make, pair), _words(pair)) for pair in PAIRS[1:]},
-}
+VARIANTS = forms(make, {pair.old: pair for pair in PAIRS}, _words)
 
 
 def _by_pattern(gm: GraphModule, old: Any, new: Any) -> None:

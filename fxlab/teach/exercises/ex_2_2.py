@@ -26,7 +26,7 @@ from fxlab.passes.cleanup import dce
 from fxlab.teach import judge, programs
 from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
-from fxlab.teach.variants import Variant
+from fxlab.teach.variants import forms
 
 STUB = '''def my_dce(gm):
     """Edit `gm` in place: erase every node that nobody reads and that has no effect; return `gm`.
@@ -305,16 +305,11 @@ def make(rule: Rule = EFFECTS) -> Exercise:
 
 EXERCISE = make()
 _TEXT = "that has no effect"
-VARIANTS = {
-    "effects": Variant(make),
-    **{
-        name: Variant(
-            partial(make, rule),
-            ((_TEXT, f"that {rule.text}"), (EFFECTS.condition, rule.condition)),
-        )
-        for name, rule in (("modules", MODULES), ("watched", WATCHED))
-    },
-}
+VARIANTS = forms(
+    make,
+    {"effects": EFFECTS, "modules": MODULES, "watched": WATCHED},
+    lambda rule: ((_TEXT, f"that {rule.text}"), (EFFECTS.condition, rule.condition)),
+)
 
 
 def _chain(count: int) -> tuple[GraphModule]:

@@ -112,7 +112,7 @@ def _unequal(pair: str, first: Node, node: Node) -> str:
     if first.args == node.args:
         return (
             f"{pair}, but {first.args} and {node.args} are equal only to Python: 1, 1.0 and True "
-            "are three constants, so the type belongs into the key"
+            "are three constants, so the type belongs in the key"
         )
     return f"{pair}, but they read other arguments: {first.args} and {node.args}"
 

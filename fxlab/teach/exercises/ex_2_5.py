@@ -8,6 +8,7 @@ computed before; and where nothing matches, an answer must hand on what `explain
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.tracer import symbolic_trace
+from fxlab.explorer.sentences import plural
 from fxlab.passes.explain import Mismatch
 from fxlab.teach import judge
 from fxlab.teach.exercise import Case, Exercise, Finding, Part
@@ -70,7 +72,8 @@ def _judge(matches: int, why: str, hint: str) -> Callable[[tuple[Any, ...], Any]
             places = "a place was" if matches == 1 else f"{matches - made} of {matches} places were"
             return wrong(f"{places} not rewritten: {hint}")
         if made > matches or len(after.graph.nodes) > len(gm.graph.nodes):
-            return wrong(f"there are {made} calls of hardswish where {matches} are right: {hint}")
+            calls = plural(made, "call")
+            return wrong(f"{calls} of hardswish where {matches} would be right: {hint}")
         if value["matches"] != matches:
             return wrong(f"it returned {value['matches']} matches, and {matches} were rewritten")
         if matches:
@@ -122,10 +125,23 @@ _CASES = [
     ("why not", "the clamp has another reader", _with_reader, 0, "is read by",
      "the clamp is read outside the match as well"),
 ]  # fmt: skip
+_HIDDEN = [
+    ("matches", "three side by side", lambda x: _hardswish(x) + _hardswish(x - 1) + _hardswish(-x),
+     3, "", "each place is one match"),
+    ("spellings", "a method of turned operands", lambda x: (3 + x).clamp(min=0, max=6).mul(x) / 6,
+     1, "", _METHODS),
+    ("constants", "3.0 and 6.0, read by a tanh",
+     lambda x: torch.tanh(x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0), 1, "",
+     "3.0 in the program is not 3 in the pattern, and explain_mismatch says so"),
+    ("constants", "divided by 3", lambda x: x * torch.clamp(x + 3, 0, 6) / 3, 0, "",
+     "it divides by 3, not 6"),
+    ("why not", "divided by 3", lambda x: x * torch.clamp(x + 3, 0, 6) / 3, 0, "3",
+     "it divides by 3, not 6"),
+]  # fmt: skip
 
 
-def _cases() -> Iterator[Case]:
-    for behaviour, title, program, matches, why, hint in _CASES:
+def _cases(rows: list[Any] = _CASES) -> Iterator[Case]:
+    for behaviour, title, program, matches, why, hint in rows:
         yield Case(
             behaviour, title, lambda program=program: (symbolic_trace(program),),
             _judge(matches, why, hint),
@@ -160,6 +176,7 @@ EXERCISE = Exercise(
             points={"matches": 2, "spellings": 2, "constants": 2, "why not": 2},
             entry=entry,
             cases=_cases,
+            hidden=partial(_cases, _HIDDEN),
             wrong={
                 "by_spelling": "a place was not rewritten: a method, a keyword or turned operands",
                 "ints_only": "3.0 in the program is not 3 in the pattern",

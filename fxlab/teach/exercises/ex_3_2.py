@@ -29,7 +29,7 @@ from fxlab.teach.comparing import Reference
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import edited, run, unequal
 from fxlab.teach.programs import SHAPES, fill, layer, programs
-from fxlab.teach.variants import Variant
+from fxlab.teach.variants import forms
 
 PLAIN, READER, SHARED = "plain pairs", "a second reader", "a shared convolution"
 BATCH, NO_PAIR, COMMON = "statistics of the batch", "no pair", "a shared batch norm"
@@ -204,6 +204,16 @@ def _why(kind: Kind, given: GraphModule, program: GraphModule, right: GraphModul
                 f"{kind.word} has new weights already. Look the layer up anew for each fold, with "
                 "gm.get_submodule"
             )
+    made = {node.name: node for node in program.graph.nodes if node.op == "call_module"}
+    for bn in gone:
+        source = bn.all_input_nodes[0]
+        if source.name in made:
+            wanted, now = (
+                gm.get_parameter(f"{node.target}.weight")
+                for gm, node in ((right, source), (program, made[source.name]))
+            )
+            if text := unequal(wanted, now, 1e-9, f"the weight of {source.name}"):
+                return f"{bn.name} reads {source.name}, whatever stands before it, and {text}"
     return ""
 
 
@@ -423,11 +433,7 @@ def _words(kind: Kind) -> tuple[tuple[str, str], ...]:
 
 
 EXERCISE = make(CONV)
-VARIANTS = {
-    "Conv2d": Variant(partial(make, CONV)),
-    "Linear": Variant(partial(make, LINEAR), _words(LINEAR)),
-    "ConvTranspose2d": Variant(partial(make, TRANSPOSED), _words(TRANSPOSED)),
-}
+VARIANTS = forms(make, {kind.layer.__name__: kind for kind in (CONV, LINEAR, TRANSPOSED)}, _words)
 
 
 def _many_pairs(count: int) -> tuple[GraphModule]:

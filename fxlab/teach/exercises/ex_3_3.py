@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -200,6 +200,13 @@ def _stub(letter: str, pass_: str, promise: str) -> str:
     )
 
 
+def _part(
+    letter: str, cases: Callable[[], Iterable[Case]], wrong: dict[str, str], stub: str
+) -> Part:
+    points = {THIS: 2, OTHER: 1}
+    return Part(f"3.3{letter}", f"find_{letter}", points, entry, cases, wrong, stub)
+
+
 EXERCISE = Exercise(
     id="3.3",
     title="Find the edit that broke it: three foreign passes",
@@ -223,47 +230,23 @@ EXERCISE = Exercise(
     ),
     asks=("fxlab.teach.exercises.ex_3_3.truth",),
     parts=(
-        Part(
-            id="3.3a",
-            name="find_a",
-            points={THIS: 2, OTHER: 1},
-            entry=entry,
-            cases=_cases_a,
-            wrong={
-                "first_failure": "only for a moment",
-                "last_edit": "the program is broken already",
-                "compared_afterwards": "Is what you compare with computed before the pass ran",
-                "told_by_hand": "look earlier",
-                "forgotten_return": "Either `return` is missing",
-                "to_the_last_bit": "up to rounding: use torch.allclose",
-            },
-            stub=_stub("a", "fold_scales", "The edit from which on it never computes the same."),
-        ),
-        Part(
-            id="3.3b",
-            name="find_b",
-            points={THIS: 2, OTHER: 1},
-            entry=entry,
-            cases=_cases_b,
-            wrong={
-                "this_input": "Try others: large and negative at once",
-                "shapes_only": "On the inputs that you tried the program is right",
-                "first_edit": "the program still computes what it did",
-            },
-            stub=_stub("b", "merge_repeats", "On ``x`` itself the program is right to the end."),
-        ),
-        Part(
-            id="3.3c",
-            name="find_c",
-            points={THIS: 2, OTHER: 1},
-            entry=entry,
-            cases=_cases_c,
-            wrong={
-                "one_call": "Look at what a call leaves behind",
-                "no_copy": "Does your check run a copy",
-                "spoilt_start": "no frame passes your check",
-            },
-            stub=_stub("c", "drop_unread", "A single call returns what it did before."),
-        ),
+        _part("a", _cases_a, {
+            "first_failure": "only for a moment",
+            "last_edit": "the program is broken already",
+            "compared_afterwards": "Is what you compare with computed before the pass ran",
+            "told_by_hand": "look earlier",
+            "forgotten_return": "Either `return` is missing",
+            "to_the_last_bit": "up to rounding: use torch.allclose",
+        }, _stub("a", "fold_scales", "The edit from which on it never computes the same.")),
+        _part("b", _cases_b, {
+            "this_input": "Try others: large and negative at once",
+            "shapes_only": "On the inputs that you tried the program is right",
+            "first_edit": "the program still computes what it did",
+        }, _stub("b", "merge_repeats", "On ``x`` itself the program is right to the end.")),
+        _part("c", _cases_c, {
+            "one_call": "Look at what a call leaves behind",
+            "no_copy": "Does your check run a copy",
+            "spoilt_start": "no frame passes your check",
+        }, _stub("c", "drop_unread", "A single call returns what it did before.")),
     ),
-)
+)  # fmt: skip

@@ -129,8 +129,8 @@ def _judge_roofline(args: tuple[Any, ...], value: Any) -> Finding | None:
             if wanted >= device.ridge:
                 side = "under the flat part: the arithmetic does"
             return Finding(
-                f"{node.name}: {attainable:g} FLOP/s attainable at {wanted:g} FLOP a byte. It is "
-                f"{side} at most {roof:g} FLOP/s (the ridge is at {device.ridge:g})",
+                f"{node.name}: {attainable:.4g} FLOP/s attainable at {wanted:.4g} FLOP a byte. "
+                f"It is {side} at most {roof:.4g} FLOP/s (the ridge is at {device.ridge:g})",
                 node=node.name,
             )
     return None

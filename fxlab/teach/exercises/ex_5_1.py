@@ -13,7 +13,7 @@ import torch
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.judge import kind_of
 from fxlab.teach.limits import AnswerError
-from fxlab.teach.variants import Variant
+from fxlab.teach.variants import forms
 
 STUB = '''\
 class MyObserver:
@@ -154,7 +154,8 @@ def judge(form: Form, args: tuple, got: Any) -> Finding | None:
     found, point = got
 
     def wrong(sentence: str) -> Finding:
-        saw = f"range: {seen_low:.4g} to {seen_high:.4g} in {len(batches)} batch(es); "
+        count = "one batch" if len(batches) == 1 else f"{len(batches)} batches"
+        saw = f"range: {seen_low:.4g} to {seen_high:.4g} in {count}; "
         return Finding(saw + sentence, expected=expected, actual=actual)
 
     if low == high:  # nothing but zeros
@@ -390,8 +391,5 @@ def make(form: Form) -> Exercise:
 
 
 EXERCISE = make(EXTREMES)
-VARIANTS = {
-    "extremes": Variant(partial(make, EXTREMES)),
-    "moving": Variant(partial(make, MOVING), MOVING.words),
-    "powers": Variant(partial(make, POWERS), POWERS.words),
-}
+_FORMS = {"extremes": EXTREMES, "moving": MOVING, "powers": POWERS}
+VARIANTS = forms(make, _FORMS, lambda form: form.words)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fxlab.core.errors import FxlabError
 from fxlab.core.node import Node
+from fxlab.explorer.sentences import plural
 from fxlab.passes.quantize.observers import Observer
 from fxlab.passes.quantize.report import sqnr
 from fxlab.teach.exercise import Case, Exercise, Finding, NotDone, Part
@@ -343,8 +344,8 @@ def judge_c(args: tuple, found: Any) -> Finding | None:
     layers = [node for node in prepared.graph.nodes if _is_linear(prepared, node)]
     if len(found["codes"]) != len(layers):
         return wrong(
-            f"{len(found['codes'])} calls have int8 weights, and {len(layers)} calls of a layer "
-            "were there"
+            f"{plural(len(layers), 'call')} of a layer before, and "
+            f"{plural(len(found['codes']), 'call')} with int8 weights now"
         )
     for (name, codes), node in zip(found["codes"].items(), layers, strict=True):
         layer: Any = prepared.get_submodule(node.target)

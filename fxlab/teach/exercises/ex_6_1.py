@@ -20,7 +20,7 @@ from fxlab.passes.split import split_module
 from fxlab.teach import judge, programs
 from fxlab.teach.exercise import Case, Exercise, Finding, Part, Property
 from fxlab.teach.limits import AnswerError
-from fxlab.teach.variants import Variant
+from fxlab.teach.variants import forms
 
 STUB = '''\
 def my_partition(gm, supported):
@@ -425,7 +425,5 @@ def make(form: Form) -> Exercise:
 
 
 EXERCISE = make(FEWEST_PARTS)
-VARIANTS = {
-    "fewest": Variant(partial(make, FEWEST_PARTS)),
-    "connected": Variant(partial(make, CONNECTED), CONNECTED.words),
-}
+_FORMS = {"fewest": FEWEST_PARTS, "connected": CONNECTED}
+VARIANTS = forms(make, _FORMS, lambda form: form.words)

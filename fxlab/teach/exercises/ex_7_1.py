@@ -14,6 +14,7 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
+from fxlab.explorer.sentences import plural
 from fxlab.passes.effects import order_constraints
 from fxlab.passes.schedule import hoist_async, start_call, wait_for
 from fxlab.teach import judge, programs
@@ -143,7 +144,8 @@ def judge_schedule(asked: int, args: tuple, found: Any) -> Finding | None:
         if row["kind"] == "call":
             return wrong(f"{row['name']} is still one blocking call", row["name"])
     if len(starts) != calls:
-        return wrong(f"{calls} calls became {len(starts)} starts; each call is started once")
+        became = f"{plural(calls, 'call')} became {plural(len(starts), 'start')}"
+        return wrong(f"{became}; each call is started once")
     for i in starts:
         readers = [j for j, row in enumerate(rows) if i in row["reads"]]
         if not readers:
