@@ -195,6 +195,13 @@ def _() -> None:
     assert torch.equal(ours(X), X[0]) and torch.equal(ours(X), X[0])
 
 
+@row("generators of random numbers")
+def _() -> None:
+    generator = torch.Generator().manual_seed(3)
+    theirs, ours = both(lambda x: x + torch.rand(2, generator=generator))
+    assert torch.equal(theirs(X), theirs(X)) and not torch.equal(ours(X), ours(X))
+
+
 @row("edits and code")
 def _() -> None:
     results = []
