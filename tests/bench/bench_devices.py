@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import peak  # beside this file, which is run as a script
 import torch
 import torch.fx
 from torch import nn
@@ -21,7 +22,7 @@ from torch.fx.passes.split_module import split_module as torch_split_module
 
 import fxlab
 from fxlab.models import LearningToPaintActor, resnet50
-from fxlab.passes import CapabilityBasedPartitioner, OperatorSupport, split_module
+from fxlab.passes import CapabilityBasedPartitioner, OperatorSupport, cost, split_module
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -104,6 +105,7 @@ def bench_lowering() -> None:
     from fxlab.backends import available_backends, lower
 
     ready = available_backends()
+    peaks = {name: work for name, (work, _) in peak.kernels().items()}
     entries = [
         ("ResNet-50", resnet50(), torch.randn(1, 3, 224, 224), {"f32": 2.0, "bf16": 3.7}),
         ("LearningToPaint", LearningToPaintActor(), torch.rand(1, 9, 128, 128),
@@ -126,9 +128,15 @@ def bench_lowering() -> None:
                 continue
             with torch.inference_mode():
                 model(x), fast(x)
-                times = in_turns(15, lambda m=model, x=x: m(x), lambda f=fast, x=x: f(x))
+                runs = (lambda m=model, x=x: m(x), lambda f=fast, x=x: f(x), *peaks.values())
+                times = in_turns(15, *runs)
             what = f"{name}, batch {x.shape[0]}, {backend} {precision} over eager f32"
             line(what, times[0] / times[1], bars[precision], "x", True)
+            if precision == "f32":
+                weights = sum(p.nbytes for p in model.parameters())
+                flops = cost(fxlab.symbolic_trace(model), x).flops
+                kernels = dict(zip(peaks, times[2:], strict=True))
+                print(peak.ceiling(kernels, flops, weights, *times[:2]))
 
 
 def bench_call() -> None:

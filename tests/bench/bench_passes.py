@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import peak  # beside this file, which is run as a script
 import torch
 import torch.fx.experimental.optimization as torch_optimization
 from torch.fx.passes.shape_prop import ShapeProp as TorchShapeProp
@@ -54,12 +55,16 @@ def inference(batch: int) -> None:
     ours = optimize_for_inference(model, x)
     theirs = torch_optimization.optimize_for_inference(model)
     folded = fuse_conv_bn(fxlab.symbolic_trace(model))
+    peaks = {name: work for name, (work, _) in peak.kernels().items()}
     with torch.no_grad():
-        t = medians({"eager": lambda: model(x), "ours": lambda: ours(x),
+        t = medians({"eager": lambda: model(x), "ours": lambda: ours(x), **peaks,
                      "theirs": lambda: theirs(x), "folded": lambda: folded(x)})  # fmt: skip
     name = f"ResNet-50, batch {batch}, 1 thread"
     show(f"{name}: optimize_for_inference over eager", t["eager"] / t["ours"], ">= 1.5",
          t["eager"] >= 1.5 * t["ours"])  # fmt: skip
+    weights = sum(p.nbytes for p in model.parameters())
+    flops = cost(fxlab.symbolic_trace(model), x).flops
+    print(peak.ceiling({k: t[k] for k in peaks}, flops, weights, t["eager"], t["ours"]))
     show(f"{name}: ... over torch.fx's optimize_for_inference", t["theirs"] / t["ours"], ">= 1",
          t["theirs"] >= t["ours"])  # fmt: skip
     show(f"{name}: fuse_conv_bn alone over eager", t["eager"] / t["folded"], "-", True)
