@@ -316,6 +316,23 @@ def test_files_that_came_with_a_notebook_can_be_read_and_are_a_copy(server, tmp_
     assert data.exists() and body
 
 
+def test_a_server_imports_once_what_the_calls_of_a_part_import_late(server):
+    if server is None:
+        pytest.skip("only where one server forks the answers")
+    late = "this"  # nothing else imports it
+    cells = [f"import sys\ndef my_dce(gm):\n    print({late!r} in sys.modules)\n    return gm\n"]
+
+    def printed(loads):
+        with Student(server, loads=loads) as student:
+            student.start("2.2", cells)
+            student.call(next(iter(part("2.2")[1].cases())).args())
+            return student.printed.strip()
+
+    assert printed(()) == "False"
+    assert printed((late, "no_such_module")) == "True"
+    assert part("5.3")[1].loads and part("6.2")[1].loads
+
+
 def test_the_trusted_side_is_not_what_a_student_patches(server):
     patch = "import fxlab.teach.judge as j\nj.same_program = lambda *a, **k: ''\nj.dead = print\n"
     assert (
