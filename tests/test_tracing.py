@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import fxlab
 from fxlab import TraceError, TraceWarning
@@ -713,8 +714,16 @@ def test_a_graph_module_with_structures_that_was_not_compiled_is_whole_after_a_t
     torch.testing.assert_close(inner({"a": X, "b": X})["sum"], X * 2)
 
 
-def test_a_graph_module_with_structures_that_gets_a_proxy_for_one_is_refused_with_its_line():
-    inner = fxlab.symbolic_trace(lambda x: x[0] + x[1], {"x": [fxlab.PH, fxlab.PH]})
+class Sum:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+pytree.register_pytree_node(Sum, lambda s: ([s.a, s.b], None), lambda parts, _: Sum(*parts))
+
+
+def test_a_proxy_for_a_structure_that_cannot_be_read_part_by_part_is_refused_with_its_line():
+    inner = fxlab.symbolic_trace(lambda x: x.a + x.b, {"x": Sum(fxlab.PH, fxlab.PH)})
     with pytest.raises(TraceError, match="mismatch") as info:
         fxlab.symbolic_trace(nn.Sequential(inner))
     assert info.value.where[0][0] == __file__
@@ -859,3 +868,32 @@ def resizes(x):
 def test_a_shape_that_is_changed_in_place_is_not_known_from_example_inputs(program):
     with pytest.raises(TraceError):
         fxlab.symbolic_trace(program, example_inputs=(torch.zeros(2, 3),))
+
+
+class Structured(nn.Module):
+    def forward(self, d, n):
+        return d["a"] * n + d["b"][0][1]
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        fixed = {"d": {"a": fxlab.PH, "b": [(fxlab.PH, fxlab.PH)]}}
+        self.inner = fxlab.symbolic_trace(Structured(), concrete_args=fixed)
+
+    def forward(self, d, x):
+        return self.inner(d, 3) + self.inner({"a": x, "b": d["b"]}, x)
+
+
+def test_a_graph_module_with_structured_inputs_is_traced_as_part_of_another():
+    x, y, outer = torch.ones(2), torch.arange(2.0), Outer()
+    d = {"a": y, "b": [(x, y + 5)]}
+    before = pytree.TreeSpec.flatten_up_to
+    gm = fxlab.symbolic_trace(outer)
+    assert torch.equal(gm(d, x), outer(d, x)) and pytree.TreeSpec.flatten_up_to is before
+
+
+def test_a_graph_module_of_a_list_reads_a_proxy_of_one():
+    inner = fxlab.symbolic_trace(lambda x: x[0] + x[1], {"x": [fxlab.PH, fxlab.PH]})
+    gm = fxlab.symbolic_trace(nn.Sequential(inner))
+    assert torch.equal(gm([X, X + 1]), inner([X, X + 1]))

@@ -8,19 +8,59 @@ section 4.2 leaves structures to the arguments of Nodes.
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch.utils import _pytree as pytree
 
+from fxlab.core import patches
 from fxlab.core.codegen import CodeGen
 from fxlab.core.node import Argument
+from fxlab.core.proxy import Proxy
 from fxlab.core.tracer import PH, Tracer
 
 
 def install() -> None:
     """Let a trace with structures among its fixed arguments write code that has them too."""
     CodeGen.structured = flattened
+    if _install not in patches.installers:
+        patches.installers.append(_install)
+
+
+def _install() -> None:
+    patches._set(pytree.TreeSpec, "flatten_up_to", _flatten_up_to)
+
+
+_original: Any = pytree.TreeSpec.flatten_up_to
+
+
+@functools.wraps(_original)
+def _flatten_up_to(spec: pytree.TreeSpec, tree: Any) -> list[Any]:
+    """Take a structure apart; a Proxy in the place of a dict, list or tuple is read part by part.
+
+    So a module whose code has structured inputs can be part of a module that is traced.
+    """
+    return _original(spec, tree if patches.current_tracer() is None else _opened(spec, tree))
+
+
+def _opened(spec: pytree.TreeSpec, tree: Any) -> Any:
+    kind = pytree.SUPPORTED_NODES.get(spec.type)
+    if spec.is_leaf() or kind is None:
+        return tree
+    if isinstance(tree, Proxy):
+        if spec.type not in (dict, OrderedDict, list, tuple):
+            return tree
+        keys = range(spec.num_children) if spec.type in (list, tuple) else spec.context
+        parts: Any = [cast(Any, tree)[key] for key in keys]
+    elif type(tree) is spec.type:
+        parts = kind.flatten_fn(tree)[0]
+    else:
+        return tree
+    pairs = zip(spec.children(), parts, strict=False)
+    opened = [_opened(child, part) for child, part in pairs]
+    return kind.unflatten_fn(opened, spec.context) if len(opened) == spec.num_children else tree
 
 
 def flattened(tracer: Tracer, fn: Any, spec: Any, names: list[str]) -> Callable[..., Any]:
