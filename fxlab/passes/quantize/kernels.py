@@ -42,7 +42,7 @@ FEW_ROWS = 4
 SOME_ROWS = 32
 """Up to so many rows, both reading and arithmetic count; beyond, arithmetic decides."""
 
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 """Elements looked up at a time, so that the indices stay in the cache."""
 
 SMALL = 1 << 15
