@@ -69,6 +69,12 @@ class Reading:
             len(ipywidgets.widgets.widget._instances),
         )
 
+    def __str__(self) -> str:
+        return (
+            f"python {self.python / 1e6:.2f} MB, resident {self.resident / 1e6:.1f} MB, "
+            f"{self.files} files, {self.threads} threads, {self.widgets} widgets"
+        )
+
     def grew(self, before: Reading) -> list[str]:
         """Name what is more than 5 % above ``before``; memory apart, nothing may grow at all."""
         found = []
@@ -165,6 +171,8 @@ def soak(count: int, told: float = 10.0, one: Callable[[int, Path], None] = one)
                 one(seed, Path(folder))
                 if (seed + 1) % max(1, count // WARM_UP) == 0:
                     readings.append(Reading.now())
+                    # At once: a soak that somebody ends has told what it found so far.
+                    print(f"after {seed + 1}: {readings[-1]}", flush=True)
                 if time.monotonic() - last > told:
                     print(f"{seed + 1} of {count}", file=sys.stderr, flush=True)
                     last = time.monotonic()
@@ -174,7 +182,7 @@ def soak(count: int, told: float = 10.0, one: Callable[[int, Path], None] = one)
 
 
 def main(words: list[str]) -> int:
-    """Soak, print the readings, and say what grew."""
+    """Soak, and say what grew."""
     torch.set_num_threads(1)
     gc.collect()
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
@@ -183,11 +191,6 @@ def main(words: list[str]) -> int:
     args = parser.parse_args(words)
     what, usual = (minute, 480) if args.minutes else (one, 2000)
     readings = soak(args.count or usual, one=what)
-    for reading in readings:
-        print(
-            f"python {reading.python / 1e6:7.2f} MB, resident {reading.resident / 1e6:7.1f} MB, "
-            f"{reading.files} files, {reading.threads} threads, {reading.widgets} widgets"
-        )
     found = readings[-1].grew(readings[0])
     print("\n".join(found) or "nothing grew")
     return 1 if found else 0
