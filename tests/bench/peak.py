@@ -68,6 +68,6 @@ def ceiling(
         f"  peak of this thread, f32: {peak / 1e9:.0f} GFLOP/s ({best}); eager reaches "
         f"{flops / eager / 1e9:.0f}, this {flops / ours / 1e9:.0f} "
         f"({flops / ours / peak:.0%} of the peak) and reads {weight_bytes / 1e6:.0f} MB of "
-        f"weights ({weight_bytes / read * 1e3:.1f} ms at {read / 1e9:.0f} GB/s of {ours * 1e3:.1f} ms); "
-        f"at the peak the ratio would be {eager * peak / flops:.2f}x"
+        f"weights ({weight_bytes / read * 1e3:.1f} ms at {read / 1e9:.0f} GB/s of "
+        f"{ours * 1e3:.1f} ms); at the peak the ratio would be {eager * peak / flops:.2f}x"
     )
