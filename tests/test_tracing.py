@@ -897,3 +897,17 @@ def test_a_graph_module_of_a_list_reads_a_proxy_of_one():
     inner = fxlab.symbolic_trace(lambda x: x[0] + x[1], {"x": [fxlab.PH, fxlab.PH]})
     gm = fxlab.symbolic_trace(nn.Sequential(inner))
     assert torch.equal(gm([X, X + 1]), inner([X, X + 1]))
+
+
+def test_torch_compile_that_looked_at_torch_during_a_trace_looks_again():
+    from torch._dynamo import trace_rules
+
+    trace_rules.get_torch_obj_rule_map.cache_clear()
+
+    def looks(x):
+        trace_rules.get_torch_obj_rule_map()
+        return x + 1
+
+    fxlab.symbolic_trace(looks)
+    compiled = torch.compile(lambda x: x + torch.zeros(4), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.ones(4)), torch.ones(4))

@@ -62,6 +62,7 @@ def install() -> None:
 
 
 def _install() -> None:
+    patches._undo.append((_forget_stand_ins, _rules_of_compile()))
     patches._set(Module, "training", _training)
     for function in (*_SWITCHES, *_RECORDED):
         if isinstance(function, types.FunctionType):  # its code: wherever it was imported
@@ -99,6 +100,18 @@ def watch(tracer: Tracer) -> Iterator[None]:
             torch.set_default_dtype(dtype)
         if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not context:
             torch.set_default_device(None if context is None else context.device)
+
+
+def _rules_of_compile() -> int:
+    """Return how much torch.compile has found out of torch's functions; 0 if it was not used."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    return 0 if rules is None else rules.get_torch_obj_rule_map.cache_info().currsize
+
+
+def _forget_stand_ins(before: int) -> None:
+    """Let torch.compile look at torch's functions again if it first did while somebody traced."""
+    if _rules_of_compile() > before:
+        sys.modules["torch._dynamo.trace_rules"].get_torch_obj_rule_map.cache_clear()
 
 
 def _erase_empty_regions(graph: Graph) -> None:
