@@ -514,7 +514,8 @@ def engine_of(layer: Any, rows: int, measure: bool = True) -> str:
         found = layer.packed.by_engine
         made = [engine for engine in engines if engine not in found]
         dtype = torch.float32 if layer.reads_float else torch.uint8
-        best = _race(layer, engines, torch.zeros(rows, shape[1], dtype=dtype), 6)
+        typical = SOME_ROWS if some else 4 * SOME_ROWS  # the same, whichever call comes first
+        best = _race(layer, engines, torch.zeros(typical, shape[1], dtype=dtype), 6)
         winner = _measured()[key] = min(best, key=lambda engine: best[engine])
         for engine in made:
             if engine != winner:
