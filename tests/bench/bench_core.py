@@ -1,4 +1,4 @@
-"""fxlab : torch.fx in one process, single thread, medians of interleaved repeats.
+"""fxlab : torch.fx in one process, medians of interleaved repeats, seconds of the one thread.
 
 Each line is a ratio, torch.fx's time over fxlab's (more than 1: fxlab is faster), with its bar.
 Run: `python tests/bench/bench_core.py` or `make bench`.
@@ -32,7 +32,7 @@ BOTH = (fxlab, torch.fx)
 
 
 def pair(ours, theirs, repeats=9):
-    """Median seconds of both, run in turns."""
+    """Median seconds of both, run in turns; of this thread, so others' work does not count."""
     times = ([], [])
     ours(), theirs()
     gc.collect()
@@ -40,9 +40,9 @@ def pair(ours, theirs, repeats=9):
     try:
         for _ in range(repeats):
             for fn, out in ((ours, times[0]), (theirs, times[1])):
-                start = time.perf_counter()
+                start = time.thread_time()
                 fn()
-                out.append(time.perf_counter() - start)
+                out.append(time.thread_time() - start)
     finally:
         gc.enable()
     return statistics.median(times[0]), statistics.median(times[1])
