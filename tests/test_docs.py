@@ -106,10 +106,10 @@ def members() -> Iterator[Member]:
                 yield Member(entry.name, plain(maker), entry.text, value, makes=True)
             for word, raw in vars(value).items():
                 function = plain(raw)
-                if word[0] != "_" and inspect.isfunction(function):
-                    if function.__module__.startswith("fxlab"):
-                        said = inspect.getdoc(raw if isinstance(raw, property) else function) or ""
-                        yield Member(f"{entry.name}.{word}", function, said, value)
+                of_ours = getattr(function, "__module__", "").startswith("fxlab")
+                if word[0] != "_" and inspect.isfunction(function) and of_ours:
+                    said = inspect.getdoc(raw if isinstance(raw, property) else function) or ""
+                    yield Member(f"{entry.name}.{word}", function, said, value)
 
 
 def raised(function: Any, owner: Any = None, seen: set[Any] | None = None) -> dict[type, str]:
