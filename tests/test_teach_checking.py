@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import time
@@ -442,3 +443,47 @@ def test_every_exercise_is_listed_once_in_order():
     ids = [one.id for one in exercises()]
     assert len(ids) == len(set(ids)) >= 22
     assert ids == sorted(ids, key=lambda id: tuple(map(int, id.split("."))))
+
+
+SLOW = """import time
+end = time.process_time() + {seconds}
+while time.process_time() < end:
+    pass
+whole = True
+"""
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+def test_an_import_within_a_call_is_not_cut_in_half_and_is_not_the_answers_time(
+    tmp_path, monkeypatch, cpu
+):
+    (tmp_path / "fxlab_slow_import.py").write_text(SLOW.format(seconds=1.0), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imports():
+        import fxlab_slow_import
+
+        return fxlab_slow_import.whole
+
+    def imports_and_loops():
+        imports()
+        while True:
+            pass
+
+    try:
+        assert Guard("9.9", seconds=0.3, cpu=cpu).call(imports) is True
+        sys.modules.pop("fxlab_slow_import")
+        with pytest.raises(AnswerError, match="stopped after"):
+            Guard("9.9", seconds=0.3, cpu=cpu).call(imports_and_loops)
+        assert sys.modules["fxlab_slow_import"].whole
+    finally:
+        sys.modules.pop("fxlab_slow_import", None)
+
+
+def test_an_import_that_never_ends_is_stopped(tmp_path, monkeypatch):
+    (tmp_path / "fxlab_endless_import.py").write_text("while True:\n    pass\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("fxlab.teach.limits.IMPORTS", 0.3)
+
+    with pytest.raises(AnswerError, match="stopped after"):
+        Guard("9.9", seconds=0.2).call(importlib.import_module, "fxlab_endless_import")
