@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fxlab.core.errors import FxlabError
-from fxlab.naming import CommandError, can_take, example_input, load, takes_a_module_alone, told
+from fxlab.naming import (
+    CommandError,
+    can_take,
+    example_input,
+    load,
+    nearest,
+    takes_a_module_alone,
+    told,
+)
 from fxlab.surroundings import PACKAGES, Finding, surroundings, version_of
 
 START = Path("notebooks") / "00_start.ipynb"
@@ -140,11 +148,36 @@ def _model(args: argparse.Namespace) -> Any:
     return found
 
 
-def trace(args: argparse.Namespace) -> int:
-    """Print the code, or the graph, of a captured model."""
+def _captured(args: argparse.Namespace) -> Any:
+    """Capture the model that the command line names."""
     import fxlab
 
     gm = fxlab.symbolic_trace(_model(args))
+    _refuse_a_maker(args, gm)
+    return gm
+
+
+def _refuse_a_maker(args: argparse.Namespace, gm: Any) -> None:
+    """Tell who captured a function that makes a model how to capture the model instead.
+
+    Raises:
+        CommandError: If a module is in what the captured program returns.
+    """
+    from torch import nn
+    from torch.utils import _pytree as pytree
+
+    name = args.model.rpartition(":")[2]
+    returned = next((node.args[0] for node in gm.graph.nodes if node.op == "output"), None)
+    if isinstance(returned, nn.Module):
+        raise CommandError(f"{name} returns a model: add --call")
+    if any(isinstance(leaf, nn.Module) for leaf in pytree.tree_leaves(returned)):
+        way = "write a function that returns it alone, and --call that"
+        raise CommandError(f"{name} returns a model among other things: {way}")
+
+
+def trace(args: argparse.Namespace) -> int:
+    """Print the code, or the graph, of a captured model."""
+    gm = _captured(args)
     if args.json:
         from fxlab.interop import graph_to_json
 
@@ -157,6 +190,7 @@ def trace(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     """Tell, step by step, what a capture and passes do to a model; write it where asked."""
     from fxlab.explorer import timeline_of
+    from fxlab.explorer.sentences import plural
     from fxlab.explorer.static import text_table
     from fxlab.explorer.view import view
 
@@ -170,8 +204,10 @@ def show(args: argparse.Namespace) -> int:
     _say(f"capturing {args.model}" + "".join(f", running {name}" for name in args.passes))
     start = time.perf_counter()
     timeline: Any = timeline_of(model, passes, inputs)
+    if timeline.recorder.current is not None:  # else the capture failed
+        _refuse_a_maker(args, timeline.recorder.current)
     last = len(timeline.steps)
-    _say(f"{last} steps in {time.perf_counter() - start:.1f} s")
+    _say(f"{plural(last, 'step')} in {time.perf_counter() - start:.1f} s")
     for path, write in (
         (args.html, timeline.to_html), (args.json, timeline.to_json),
         (args.svg, lambda path: timeline.to_svg(path, last)),
@@ -189,7 +225,7 @@ def show(args: argparse.Namespace) -> int:
     if args.check:
         return _checked(timeline.passes)
     if inputs is not None and timeline.recorder.reference.problem is not None:
-        _say(f"not run: the program fails on the inputs ({timeline.recorder.reference.problem})")
+        _say(f"not run: {timeline.recorder.reference.problem}")
     return 0
 
 
@@ -198,6 +234,7 @@ def _checked(spans: Sequence[Any]) -> int:
     verdicts = [(span, span.same_output or {}) for span in spans]
     broke = [s.name for s, found in verdicts if s.lint or found.get("verdict") == "different"]
     refused = [found["text"] for _, found in verdicts if found.get("verdict") == "refused"]
+    refused += [why for s in spans for why in s.kept if "which is no GraphModule" in why]
     if broke:
         _say(f"not the same output, or not well formed: {', '.join(broke)}")
     if refused:
@@ -207,16 +244,16 @@ def _checked(spans: Sequence[Any]) -> int:
 
 def draw(args: argparse.Namespace) -> int:
     """Draw a captured model as boxes and arrows."""
-    import fxlab
     from fxlab.explorer.diagram import graph_dot, layout_program, render
+    from fxlab.explorer.sentences import plural
 
-    gm = fxlab.symbolic_trace(_model(args))
+    gm = _captured(args)
     if args.input:
         from fxlab.passes import shape_prop
 
         shape_prop(gm, *(example_input(text) for text in args.input))
     dot = graph_dot(gm)
-    _say(f"drawing {len(gm.graph.nodes)} nodes")
+    _say(f"drawing {plural(len(gm.graph.nodes), 'node')}")
     if args.output.suffix == ".png":
         words = [layout_program() or "dot", "-Tpng", "-o", str(args.output)]
         subprocess.run(words, input=dot.source.encode("utf-8", "replace"), check=True, timeout=300)
@@ -261,7 +298,9 @@ def _exhibits(only: str | None) -> list[Any]:
     """Return the exhibits of the lecture that has one of them, or all."""
     from fxlab.paper import EXHIBITS
 
-    homes = {e.notebook for e in EXHIBITS if only in (None, e.title, e.evidence)}
+    wanted = only and only.lower()
+    homes = {e.notebook for e in EXHIBITS
+             if wanted in (None, e.title.lower(), e.evidence.lower())}  # fmt: skip
     if not homes:
         titles = ", ".join(exhibit.title for exhibit in EXHIBITS)
         raise CommandError(f"the paper has no {only}: give one of {titles}")
@@ -310,7 +349,9 @@ def bench(args: argparse.Namespace) -> int:
     wanted = args.names or list(scripts)
     for name in wanted:
         if name not in scripts:
-            raise CommandError(f"there is no benchmark {name}: give one of {', '.join(scripts)}")
+            close = nearest(name, scripts)
+            choice = ", ".join(scripts)
+            raise CommandError(f"there is no benchmark {name}{close}: give one of {choice}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     results = []
     for number, name in enumerate(wanted, 1):
@@ -342,6 +383,14 @@ def _new_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text} is a folder; give the name of a file")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    try:
+        if path.is_file():
+            path.open("ab").close()
+        elif not os.path.lexists(path):
+            path.touch()
+            path.unlink()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} can't be written: {error.strerror}") from error
     return path
 
 
@@ -497,6 +546,8 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     )
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=doctor, passes_on=False)
+    for command in commands.choices.values():  # whose usage helps more than that of `fxlab`
+        command.set_defaults(refuse=command.error)
     return parser
 
 
@@ -523,7 +574,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser(next((word for word in words if not word.startswith("-")), ""))
     args, rest = parser.parse_known_args(words)
     if rest and not args.passes_on:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.refuse(f"unrecognized arguments: {' '.join(rest)}")
     args.options = rest
     try:
         return args.run(args)
@@ -553,6 +604,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, CommandError | FxlabError):
         return f": {error}"
     users = told(error)
+    if not users and isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f": {error.filename}: {error.strerror}"
     if not users and not isinstance(error, OSError | ValueError | subprocess.SubprocessError):
         raise error
     return f": {users or error}"

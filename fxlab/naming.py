@@ -8,6 +8,7 @@ paper has no command line.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -16,6 +17,7 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def load(name: str, home: str) -> Any:
         had been run.
 
     Raises:
-        CommandError: If there is no such file, module or name.
+        CommandError: If there is no such file, module or name; it says what there is.
 
     Example:
         >>> load("MLP", "fxlab.models").__name__
@@ -50,23 +52,91 @@ def load(name: str, home: str) -> Any:
         fits = makes_a_model if home == "fxlab.models" else takes_a_module_alone
         known = [word for word in module.__all__ if fits(getattr(module, word))]
         if attribute not in module.__all__:
-            close = difflib.get_close_matches(attribute, known, 1)
+            _tell_of_a_file(attribute)
             raise CommandError(
-                f"{home} has no {attribute}{f' (is it {close[0]}?)' if close else ''}: "
+                f"{home} has no {attribute}{nearest(attribute, known)}: "
                 "give file.py:name, package.module:name or one of " + ", ".join(sorted(known))
             )
         return getattr(module, attribute)
     if place.endswith(".py"):
+        if not attribute:
+            _tell_of_a_file(place)
         module = _import_file(Path(place))
     else:
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:
+            _tell_of_a_file(place, attribute)
             raise CommandError(f"can't import {place}: {error}") from error
     if not hasattr(module, attribute):
+        path = _file(place)
+        known = _names_in(path) if path.is_file() else _public(vars(module))
+        has = f"; it has {', '.join(known)}" if path.is_file() else ""
         missing = attribute or "name: give one behind the colon"
-        raise CommandError(f"{place} has no {missing}")
+        raise CommandError(f"{place} has no {missing}{nearest(attribute, known)}{has}")
     return getattr(module, attribute)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Ask whether a word that is not known is another one, mistyped or cut short.
+
+    Example:
+        >>> nearest("mlp", ["resnet50", "MLP"]), nearest("fuse", ["cse", "fuse_conv_bn"])
+        (' (is it MLP?)', ' (is it fuse_conv_bn?)')
+        >>> nearest("x", ["cse"])
+        ''
+    """
+    names = {name.lower(): name for name in known}
+    low = word.lower()
+    close = difflib.get_close_matches(low, names, 1)
+    close += [name for name in names if len(low) > 2 and low in name]
+    return f" (is it {names[close[0]]}?)" if close else ""
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith("_")]
+
+
+def _file(text: str) -> Path:
+    return Path(text if text.endswith(".py") else f"{text}.py")
+
+
+def _tell_of_a_file(text: str, name: str = "") -> None:
+    """Refuse a file without a name in it, or one without its ending.
+
+    The file is read, not run: nobody has said yet what is wanted of it.
+
+    Raises:
+        CommandError: If there is such a file; if the text is that of a file, and there is none.
+    """
+    path = _file(text)
+    if path.is_file():
+        known = _names_in(path)
+        has = f"{nearest(name, known)}; it has {', '.join(known)}" if name not in known else ""
+        raise CommandError(f"write {path}:{name if name in known else 'NAME'}{has}")
+    if text.endswith(".py"):
+        raise CommandError(_no_file(path))
+
+
+def _names_in(path: Path) -> list[str]:
+    """List the functions, classes and public values that a file makes at its outermost level."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except ValueError as error:  # null bytes, in Python 3.11
+        raise CommandError(f"{path} is no Python: {error}") from error
+    found: list[str] = []
+    for part in tree.body:
+        if isinstance(part, ast.FunctionDef | ast.ClassDef):
+            found.append(part.name)
+        elif isinstance(part, ast.Assign | ast.AnnAssign):
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+            found += [one.id for one in targets if isinstance(one, ast.Name)]
+    return _public(found)
+
+
+def _no_file(path: Path) -> str:
+    others = [one.name for one in path.parent.glob("*.py")]
+    return f"there is no file {path}{nearest(path.name, others)}"
 
 
 def can_take(value: Any, *arguments: Any) -> bool:
@@ -100,7 +170,7 @@ def takes_a_module_alone(value: Any) -> bool:
 
 def _import_file(path: Path) -> Any:
     if not path.is_file():
-        raise CommandError(f"there is no file {path}")
+        raise CommandError(_no_file(path))
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None and spec.loader is not None  # the name ends in .py
@@ -140,7 +210,10 @@ def example_input(text: str) -> Any:
 
     match = re.fullmatch(r"(\w+)\[([\d\s,]*)\]", text.strip())
     if match is None or match[1] not in _DTYPES:
-        raise CommandError(f'an input is written like "f32[1, 3, 224, 224]", not "{text}"')
+        raise CommandError(
+            f'an input is written like "f32[1, 3, 224, 224]", not "{text}"; '
+            f"the first word is one of {', '.join(_DTYPES)}"
+        )
     sizes = [int(size) for size in match[2].split(",") if size.strip()]
     dtype = getattr(torch, _DTYPES[match[1]])
     chance = torch.Generator().manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -161,6 +162,72 @@ def test_trace_prints_the_code_of_a_users_function_and_the_nodes_of_a_users_mode
     assert names == ["x", "relu", "mul", "output"]
 
 
+def test_a_function_that_makes_a_model_is_not_shown_as_a_program(model, tmp_path, capsys):
+    source = Path(model)
+    source.write_text(f"{MODEL}\n\ndef pair():\n    return {{'net': Net()}}, 3\n")
+    for command in (["show"], ["trace"], ["draw", "-o", "x.dot"]):
+        assert cli.main([*command, f"{model}:make"]) == 1
+        assert capsys.readouterr().err.endswith(": make returns a model: add --call\n")
+        assert cli.main([*command, f"{model}:pair"]) == 1
+        said = capsys.readouterr()
+        assert "pair returns a model among other things: write a function" in said.err
+        assert not said.out
+    assert not (tmp_path / "x.dot").exists()
+
+
+NAMES = "Net, make, double, branch, NeedsArgs, with_a_constant, same, erases_all, oops, to_tanh"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("users_model.py", "write users_model.py:NAME; it has {names}"),
+        ("users_model", "write users_model.py:NAME; it has {names}"),
+        ("users_model:sam", "write users_model.py:NAME (is it same?); it has {names}"),
+        ("users_model:same", "write users_model.py:same"),
+        ("users_model.py:Same", "users_model.py has no Same (is it same?); it has {names}"),
+        ("user_model.py:same", "there is no file user_model.py (is it users_model.py?)"),
+        ("user_model.py", "there is no file user_model.py (is it users_model.py?)"),
+    ],
+)
+def test_a_name_in_a_file_is_asked_for_with_what_the_file_has(
+    word, said, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "users_model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    # The script `fxlab` does not have the current folder on its path, as `python -m fxlab` has.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "users_model", None)
+    for command in (["show", word], ["show", "MLP", "--pass", word]):
+        assert cli.main(command) == 1
+        assert capsys.readouterr().err == f"fxlab show: {said.format(names=NAMES)}\n"
+
+
+def test_show_with_check_fails_when_a_pass_returns_no_module(model, capsys):
+    source = Path(model)
+    source.write_text(f"{MODEL}\n\ndef returns_text(gm):\n    return 'done'\n")
+    command = ["show", f"{model}:double", "--pass", f"{model}:returns_text", "--input", "f32[4]"]
+    assert cli.main([*command, "--check"]) == 1
+    assert "\nreturns_text returned a str, which is no GraphModule" in capsys.readouterr().err
+    assert cli.main(command) == 0
+
+
+def test_what_is_counted_once_is_told_in_the_singular(model, capsys):
+    source = Path(model)
+    source.write_text(f"{MODEL}\n\ndef nothing():\n    return 3\n")
+    assert cli.main(["show", f"{model}:nothing"]) == 0
+    assert "\n1 step in " in capsys.readouterr().err
+    assert cli.main(["draw", f"{model}:nothing", "-o", "x.dot"]) == 0
+    assert "drawing 1 node\n" in capsys.readouterr().err
+
+
+def test_python_m_fxlab_is_the_command_and_prints_a_commands_own_usage():
+    words = [sys.executable, "-m", "fxlab", "doctor", "--jsn"]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("usage: fxlab doctor [-h] [--json]\n")
+
+
 def test_show_tells_the_edits_of_a_pass_and_writes_them(model, tmp_path, capsys):
     outputs = ["--html", "story.html", "--svg", "story.svg", "--json", "story.json"]
     command = ["show", f"{model}:Net", "--pass", "fuse_conv_bn", "--input", "f32[1, 3, 8, 8]"]
@@ -269,7 +336,7 @@ def test_paper_lists_every_figure_and_table(capsys):
 
 
 def test_paper_with_only_shows_the_exhibits_of_one_lecture_without_running_it(tmp_path, capsys):
-    assert cli.main(["paper", "--only", "Figure 7", "--json"]) == 0
+    assert cli.main(["paper", "--only", "figure 7", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["exhibit"] for row in rows] == ["Figure 7", "Table C"]
     same = tmp_path / "same.json"
@@ -359,6 +426,12 @@ def test_a_teachers_commands_are_loaded_only_when_they_are_called():
         (["trace", "nope"], "fxlab.models has no nope"),
         (["trace", "nofile.py:x"], "there is no file nofile.py"),
         (["trace", "no.such.module:x"], "can't import no.such.module"),
+        (["trace", "math:tan_"], "math has no tan_ (is it tan?)"),
+        (["show", "mlp"], "fxlab.models has no mlp (is it MLP?)"),
+        (["show", "MLP", "--pass", "fuse"], "fxlab.passes has no fuse (is it fuse_conv_bn?)"),
+        (["show", "MLP", "--input", "float32[2]"], "the first word is one of f64, f32"),
+        (["paper", "--compare", "no.json"], "fxlab paper: no.json: "),
+        (["bench", "cor"], "there is no benchmark cor (is it core?)"),
         (["trace", "math:nope"], "math has no nope"),
         (["trace", "math:pi"], "math:pi is no model and no function; it is of type float"),
         (["show", "MLP", "--pass", "nope"], "fxlab.passes has no nope"),
@@ -445,7 +518,9 @@ def broken(tmp_path, monkeypatch):
         ("show broken.py:Exits", r": the code ended the process, with 3$"),
         ("show MLP --pass broken.py:ends", r": the code ended the process, with 'bye'$"),
         ("show broken.py:ready --call", r"broken\.py:ready is nothing to call"),
-        ("show broken.py:", r"broken\.py has no name"),
+        ("show broken.py:", r"write broken\.py:NAME; it has Raises, Exits, fails, .*, ready$"),
+        ("show no_python.py", r"no_python\.py:2: SyntaxError: "),
+        ("show no_text.py", r"no_text\.py: SyntaxError: |null bytes"),
         ("show MLP --input f32[99999999999999999999]", r"f32\[9+\] cannot be made: "),
         ("show MLP --input f32[1000000,1000000,1000]", r"cannot be made: "),
         ("show MLP --input f32[2,8] --check", r"it needs --pass"),
@@ -482,20 +557,38 @@ def test_an_error_of_the_kits_own_is_not_hidden(monkeypatch):
     "words",
     ["show MLP --html {}", "show MLP --html {}/no/x.html", "show MLP --json {}/no/x.json",
      "show MLP --svg {}", "draw MLP -o {}/no/x.svg", "show MLP --steps -5", "show MLP --steps x",
-     "paper --run --out {}"],
+     "paper --run --out {}", "paper --run --out {}/kept/x.json"],
 )  # fmt: skip
-def test_where_nothing_can_be_written_is_told_before_anything_runs(words, tmp_path, capsys):
+def test_where_nothing_can_be_written_is_told_before_anything_runs(
+    words, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "kept").mkdir()
+    touch = Path.touch
+    monkeypatch.setattr(Path, "touch", lambda path: not_there(path) or touch(path))
     with pytest.raises(SystemExit) as stop:
         cli.main(words.format(tmp_path).split())
     assert stop.value.code == 2
     told = capsys.readouterr().err
-    assert re.search("is a folder|there is no folder|give a number", told)
+    assert re.search("is a folder|no folder|give a number|can't be written: No space", told)
     assert "capturing" not in told
+
+
+def not_there(path: Path) -> None:
+    """Refuse a file in a folder that takes none: nothing is refused to who runs tests as root."""
+    if path.parent.name == "kept":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path, capsys):
+    old = tmp_path / "old.json"
+    old.write_text("kept")
+    assert cli.main(["show", "nope", "--json", str(old), "--html", str(tmp_path / "x.html")]) == 1
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("old.json", "kept")]
 
 
 def test_show_says_so_when_the_program_refuses_the_inputs(capsys):
     assert cli.main(["show", "MLP", "--input", "f32[2, 3]"]) == 0
-    assert "not run: the program fails on the inputs (RuntimeError: " in capsys.readouterr().err
+    assert "\nnot run: the program fails on the inputs (RuntimeError: " in capsys.readouterr().err
     assert cli.main(["show", "MLP", "--input", "f32[2, 8]"]) == 0
     assert "not run" not in capsys.readouterr().err
 
