@@ -190,3 +190,13 @@ def test_an_exercise_of_ones_own_works_with_every_command(tmp_path, monkeypatch)
     made.write(tmp_path / "all" / "ada.ipynb", {"cells": [setup, answer], "nbformat": 4})
     grades = grade(tmp_path / "all", tmp_path / "g.csv")
     assert (grades.ids, grades.points("ada")) == (["9.1"], 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "3", '{"cells": 3}', '{"cells": [3]}', '{"cells": [{}]}', "{", ""]
+)
+def test_a_master_that_is_no_notebook_is_refused_by_name(text, tmp_path):
+    master = tmp_path / "lesson.ipynb"
+    master.write_text(text)
+    with pytest.raises(ExerciseError, match=r"lesson\.ipynb"):
+        release([master], tmp_path / "to")

@@ -50,6 +50,12 @@ def _release(args: argparse.Namespace) -> int:
     return 0
 
 
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text}: give a number, 1 or more")
+    return int(text)
+
+
 def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Grade a folder of submissions: points for each exercise, a page of feedback for each "
@@ -64,7 +70,7 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or zip: a folder, notebook or zip a student, or a Moodle or Canvas download",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table to write")
-    parser.add_argument("--jobs", type=int, default=1, help="submissions at a time")
+    parser.add_argument("--jobs", type=_jobs, default=1, help="submissions at a time")
     parser.add_argument("--hidden", type=Path, metavar="CASES.PY", help="hidden cases, or kit")
     parser.add_argument(
         "--class", dest="students", type=Path, metavar="LIST.CSV", help="the class list"
@@ -142,7 +148,12 @@ def _new_exercise(args: argparse.Namespace) -> int:
 
     for path in authoring.new_exercise(args.id, args.to, args.title):
         print(path)
-    print(f"next: export FXLAB_EXERCISES={args.to.resolve()}", file=sys.stderr)
+    folder = args.to.resolve()
+    print(
+        f"next: set the environment variable FXLAB_EXERCISES to {folder}\n"
+        f'in a notebook, before fxlab is imported: os.environ["FXLAB_EXERCISES"] = {str(folder)!r}',
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -180,10 +180,21 @@ def _write_zip(path: Path, files: dict[str, str]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """A notebook's JSON, in which every cell has a type and a source.
+
+    Raises:
+        ExerciseError: It can't be read, or is no notebook.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            if not isinstance(cell["cell_type"], str) or not isinstance(source_of(cell), str):
+                raise TypeError("a cell without type or source")
+    except KeyError as error:
+        raise ExerciseError(f"{path.name} is no notebook: it has no {error}") from None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ExerciseError(f"{path.name} can't be read as a notebook: {error}") from None
+    return notebook
 
 
 # -- what CI asks ----------------------------------------------------------------------------------
