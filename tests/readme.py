@@ -1,5 +1,5 @@
-"""Make the parts of README that come from something else: Binder's badge, the example's output, the
-picture, the paper's exhibits beside this kit's, the map of the lectures, the table of differences.
+"""Make the parts of README that come from something else: Binder's badge, what the two examples
+print, the picture, the paper's exhibits, the map of the lectures, the table of differences.
 `python -m tests.readme` writes them, and the guides of tests/reference.py; tests/test_readme.py
 compares.
 """
@@ -12,12 +12,15 @@ import io
 import json
 import os
 import re
+import shlex
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
-from fxlab import evidence
+import fxlab
+from fxlab import cli, evidence
 from tests import places, reference
 from tests.differences import DIFFERENCES
 
@@ -37,6 +40,30 @@ def example(text: str) -> tuple[str, str]:
         finally:
             os.chdir(here)
     return code, out.getvalue()
+
+
+def own(text: str) -> str:
+    """Return what the command prints that README gives for a model and a pass of one's own.
+
+    The Python blocks of that section are the file and a cell of a notebook, which is run after it.
+    """
+    section = text.partition("## Your model, your pass\n")[2].partition("\n## ")[0]
+    source, cell = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    command = re.search(r"```sh\nfxlab (.*?)\n```", section).group(1)
+    out = io.StringIO()
+    here, path = Path.cwd(), list(sys.path)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out):
+        Path(folder, "mine.py").write_text(source, encoding="utf-8")
+        os.chdir(folder)
+        try:
+            code = cli.main(shlex.split(command))
+            exec(cell, {"fxlab": fxlab, **vars(sys.modules["mine"])})
+        finally:
+            os.chdir(here)
+            sys.path[:] = path
+            sys.modules.pop("mine", None)
+    assert code == 0, code
+    return out.getvalue()
 
 
 def differences() -> str:
@@ -115,7 +142,6 @@ def lectures() -> str:
 
 def picture() -> str:
     """Draw the step of a fold in which a batch norm goes, with the kit's own exporter."""
-    import fxlab
     from fxlab.models import resnet50
     from fxlab.passes import fuse_conv_bn
 
@@ -133,6 +159,7 @@ def filled(text: str) -> str:
     parts = {
         "binder": places.badge(),
         "output": f"```\n{output}```",
+        "own": f"```\n{own(text)}```",
         "paper": exhibits(),
         "lectures": lectures(),
         "differences": differences(),
