@@ -32,11 +32,12 @@ from torch.fx.passes.split_module import split_module as torch_split
 import fxlab
 from fxlab import record
 from fxlab.core.graph import graph_created_hooks
-from fxlab.explorer import timeline_of, trace_timeline
+from fxlab.explorer import sameness, timeline_of, trace_timeline
 from fxlab.explorer.run import thumbnail
 from fxlab.explorer.sameness import private_copy
+from fxlab.explorer.static import static_html, text_table
 from fxlab.explorer.timeline import Timeline
-from fxlab.explorer.view import strip
+from fxlab.explorer.view import strip, view
 from fxlab.models import resnet18, resnet50
 from fxlab.models.small import randomize_batch_norms
 from fxlab.passes import as_pass, dce, fuse_conv_bn
@@ -135,7 +136,7 @@ def test_every_kind_of_edit_is_told_in_words():
     with record(gm) as timeline:
         all_kinds(gm)
     assert sentences(timeline) == [
-        'act calls getattr(self.inner, "0"), was self.act',
+        'act now calls getattr(self.inner, "0"), was self.act',
         "relu is now called rectified",
         "add: 2nd argument 1 -> 2",
         "moves inner_1: after inner_0 -> after add",
@@ -219,7 +220,9 @@ def test_a_fold_is_rounding_and_a_wrong_edit_is_different_at_its_node():
     verdict = timeline.passes[0].same_output
     assert verdict["verdict"] == "rounding"
     share = re.fullmatch(
-        r"rounding: (\S+) of the largest value where 1e-5 is allowed", verdict["text"]
+        r"rounding: (\S+) of the largest value where 1e-5 is allowed in float64, for weights made "
+        r"anew",
+        verdict["text"],
     )
     assert float(share[1]) < 1e-5
     assert 0 < verdict["error"] <= verdict["allowed"]
@@ -233,8 +236,8 @@ def test_a_fold_is_rounding_and_a_wrong_edit_is_different_at_its_node():
         timeline.run(swaps)
     verdict = timeline.passes[0].same_output
     assert (verdict["verdict"], verdict["name"]) == ("different", "add")
-    assert verdict["text"].startswith(
-        "different, first at add: off by 7e-4 of the largest value where 1e-9"
+    assert verdict["text"] == (
+        "different, first at add: off by 7e-4 of the largest value where 1e-9 is allowed in float64"
     )
 
 
@@ -257,12 +260,12 @@ def test_where_float64_cannot_run_the_verdict_names_the_type_that_decided_and_wh
     with record(gm, inputs=(X,)) as timeline:
         timeline.run(narrows)
         timeline.run(fuse_conv_bn)
-    for span in timeline.passes:
-        assert re.fullmatch(
-            r"rounding: 1e-5 of the largest value where 1e-3 is allowed in f32: the new program "
-            r"does not run in float64",
-            span.same_output["text"],
-        )
+    narrowed, fused = (span.same_output for span in timeline.passes)
+    told = r"rounding: \S+ of the largest value where 1e-3 is allowed in f32: the {} program does "
+    told += "not run in float64"
+    assert re.fullmatch(told.format("new"), narrowed["text"]) and "1e-5 of" in narrowed["text"]
+    assert re.fullmatch(told.format("given"), fused["text"])
+    assert re.fullmatch(told.format("new"), fused["first"]["text"])
 
 
 def test_an_error_far_below_float32_is_found_in_float64():
@@ -451,7 +454,8 @@ def test_a_loop_that_visits_what_it_inserts_is_stopped_named_and_undone():
     assert info.value.where[0][2] == "endless"
     assert "grew from 8 to 33 nodes" in str(info.value)
     assert gm.code == code
-    assert len(timeline) == 25
+    assert len(timeline) == 26
+    assert "its edits are undone" in timeline.steps[-1].sentence
     assert timeline.error.startswith("EditLimitError: the graph grew")
 
 
@@ -556,7 +560,7 @@ def test_a_pass_that_changes_nothing_says_so_and_what_it_left_alone():
         timeline.run(fuse_conv_bn)
     first, second = timeline.passes
     assert (first.changed, first.first, first.last) == (False, 1, 0)
-    assert first.sentence == "dce changed nothing: all 6 nodes are read"
+    assert first.sentence == "dce changed nothing: none of the 6 nodes was edited"
     assert second.sentence.startswith("fuse_conv_bn changed nothing: there is no batch norm")
     assert second.report["name"] == "fuse_conv_bn"
 
@@ -569,7 +573,7 @@ def test_a_pass_may_return_none_a_module_or_a_pass_result_and_finish_overrides()
         assert timeline.run(lambda gm: fxlab.passes.PassResult(other, True)) is other
         assert timeline.run(lambda gm: 3) is other
     assert timeline.passes[1].result == "p1"
-    assert "returned a int, which is no GraphModule" in timeline.passes[2].kept[0]
+    assert "returned an int, which is no GraphModule" in timeline.passes[2].kept[0]
     with record(gm) as timeline:
         relu_to_gelu(gm)
         timeline.finish(other)
@@ -665,7 +669,9 @@ def test_exploring_a_graph_module_leaves_it_as_it_is_and_a_raising_pass_is_the_l
     timeline = timeline_of(gm, [fuse_conv_bn, fails, fxlab.passes.dce], (X,))
     assert gm.code == code
     assert [span.name for span in timeline.passes] == ["fuse_conv_bn", "fails"]
-    assert timeline.steps[-1].sentence.endswith("stops: broken pass")
+    assert timeline.steps[-1].sentence.endswith(
+        "stops: RuntimeError: broken pass; its edits were undone; not run: dce"
+    )
     assert isinstance(timeline.failure, RuntimeError)
     good = timeline.module(timeline.passes[0].last)
     torch.testing.assert_close(good(X)[0], gm(X)[0])
@@ -684,7 +690,7 @@ def test_a_run_is_one_step_per_node_with_values_and_what_is_freed():
 
 
 def test_exploring_what_is_no_program_says_what_is_expected():
-    with pytest.raises(fxlab.RewriteError, match="can't show a int"):
+    with pytest.raises(fxlab.RewriteError, match="can't show an int"):
         timeline_of(3)
     with pytest.raises(fxlab.RewriteError, match="record needs a GraphModule"):
         record(nn.Linear(1, 1))
@@ -1041,8 +1047,9 @@ def test_after_any_edits_frames_are_the_graph_verdicts_are_lints_and_a_raise_und
     assert str(gm.graph) == text
     assert [node.name for node in gm.graph.nodes] == names
     gm.graph.lint()
-    assert len(timeline) == len(codes)
-    assert [step.well_formed for step in timeline.steps] == lints
+    assert len(timeline) == len(codes) + 1
+    assert timeline.steps[-1].edit.kind == "error"
+    assert [step.well_formed for step in timeline.steps[:-1]] == lints
     for index, code in enumerate(codes, 1):
         frame = timeline.frame(index)
         shown = [
@@ -1073,9 +1080,10 @@ def test_a_pass_that_changes_numbers_on_purpose_is_held_to_its_own_promise():
         with record(small(), inputs=(X,)) as timeline:
             timeline.run(pass_)
             timeline.run(fxlab.passes.dce)
-        for span in timeline.passes:
-            assert span.same_output["verdict"] == kind
-            assert span.same_output["text"].endswith("dB where 20 dB is asked")
+        own, later = (span.same_output for span in timeline.passes)
+        assert own["verdict"] == kind and own["text"].endswith("dB where 20 dB is asked")
+        assert later["verdict"] == "identical" and later["first"]["verdict"] == kind
+        assert later["first"]["text"] == own["text"]
 
 
 def test_a_copy_that_is_edited_is_a_program_that_begins_whole():
@@ -1448,3 +1456,206 @@ def test_a_pass_that_promises_a_signal_to_noise_ratio_may_return_another_dtype()
     with record(gm, inputs=(torch.ones(3),)) as timeline:
         timeline.run(as_pass(min_sqnr_db=20.0)(ends_in_double))
     assert timeline.passes[0].same_output["verdict"] == "identical"
+
+
+def keeps(gm):
+    "Edit nothing."
+
+
+def skips_relu(gm):
+    relu = next(node for node in gm.graph.nodes if node.name == "relu")
+    relu.replace_all_uses_with(relu.args[0])
+    gm.graph.erase_node(relu)
+
+
+def relu_again(gm):
+    (output,) = gm.graph.find_nodes(op="output")
+    first, second = output.args[0]
+    with gm.graph.inserting_before(output):
+        new = gm.graph.call_function(torch.relu, (second,))
+    output.args = ((first, new),)
+
+
+def drops_second(gm):
+    add = next(node for node in gm.graph.nodes if node.name == "add")
+    add.args = (add.args[0], 2.0)
+
+
+def test_a_pass_is_held_to_the_program_that_it_was_given():
+    with record(small(), inputs=(X,)) as timeline:
+        for pass_ in (fuse_conv_bn, skips_relu, keeps, fuse_conv_bn, relu_again, fxlab.passes.dce):
+            timeline.run(pass_)
+    own = [span.same_output for span in timeline.passes]
+    kinds = ["rounding", "different", "identical", "identical", "different", "identical"]
+    assert [one["verdict"] for one in own] == kinds
+    whole = [(one["first"] or one)["verdict"] for one in own]
+    assert whole == ["rounding", *["different"] * 3, "rounding", "rounding"]
+    assert own[1]["name"] == "output" or "relu" in own[1]["text"]
+    assert "conv" not in own[1]["text"]  # an edit of the pass before
+    assert own[2]["text"] == own[3]["text"] == "identical; still different since skips_relu"
+    assert own[4]["text"].endswith("; the output of the first program again")
+    assert own[5]["text"] == "identical"
+    assert Timeline.from_json(timeline.to_json()).passes[2].same_output == own[2]
+
+
+def test_a_second_mistake_is_found_beside_the_first_and_loose_edits_are_no_passs():
+    with record(small(), inputs=(X,)) as timeline:
+        skips_relu(timeline.recorder.current)
+        timeline.run(keeps)
+        timeline.run(drops_second)
+    loose, kept, second = (span.same_output for span in timeline.passes)
+    assert (loose["verdict"], kept["verdict"]) == ("different", "identical")
+    assert (second["verdict"], second["name"]) == ("different", "add")
+    assert second["first"]["verdict"] == "different"
+
+
+def test_each_program_runs_once_and_in_float64_only_where_that_decides(monkeypatch):
+    runs = []
+
+    def counted(gm, inputs, keys, keep=None, shapes=None, dtype=None):
+        runs.append(dtype)
+        return run(gm, inputs, keys, keep, shapes, dtype)
+
+    run = sameness.execute
+    monkeypatch.setattr(sameness, "execute", counted)
+    with record(small(), inputs=(X,)) as timeline:
+        for pass_ in (keeps, fuse_conv_bn, keeps, fxlab.passes.dce):
+            timeline.run(pass_)
+    assert runs.count(None) == 5
+    assert runs.count(torch.float64) == 2
+
+
+def breaks_order(gm):
+    relu = next(node for node in gm.graph.nodes if node.name == "relu")
+    gm.graph.output_node().append(relu)
+
+
+def test_a_pass_carries_its_own_well_formedness_and_a_later_one_is_not_blamed():
+    with record(small(), inputs=(X,)) as timeline:
+        for pass_ in (keeps, breaks_order, keeps, keeps):
+            timeline.run(pass_)
+    first, broke, *later = timeline.passes
+    assert first.lint is None and timeline.ill_formed_since(0) is None
+    assert broke.lint == timeline.steps[broke.last - 1].problem
+    assert [span.lint for span in later] == [broke.lint] * 2
+    assert [timeline.ill_formed_since(k) for k in (1, 2, 3)] == [1, 1, 1]
+    assert Timeline.from_json(timeline.to_json()).ill_formed_since(3) == 1
+    assert broke.same_output["verdict"] == "different"
+    assert later[0].same_output["verdict"] == "not checked"
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt, KeyError])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_block_that_raises_ends_with_a_step_that_says_so(kind, named):
+    gm = small()
+    code = gm.code
+
+    def stops(gm):
+        relu_to_gelu(gm)
+        raise kind("enough")
+
+    with pytest.raises(kind), record(gm) as timeline:
+        if named:
+            timeline.run(stops)
+        else:
+            stops(gm)
+    assert gm.code == code
+    last = timeline.steps[-1]
+    assert last.edit.kind == "error" and last.where[0].function == "stops"
+    assert f"stops: {kind.__name__}: " in last.sentence
+    assert last.sentence.endswith("; its edits were undone")
+    assert isinstance(timeline.failure, kind)
+    for text in (text_table(view(timeline)), static_html(view(timeline))):
+        assert "its edits were undone" in text
+    assert [span.name for span in timeline.passes] == ["stops"]
+
+
+def test_a_block_that_raises_without_an_edit_says_that_too():
+    with pytest.raises(ValueError), record(small()) as timeline:
+        timeline.run(relu_to_gelu)
+        raise ValueError
+    assert timeline.steps[-1].sentence.endswith(
+        "stops: ValueError; all edits of the block were undone"
+    )
+    with pytest.raises(ValueError), record(small()) as timeline:
+        raise ValueError("at once")
+    assert [step.sentence.partition("stops: ")[2] for step in timeline.steps] == [
+        "ValueError: at once"
+    ]
+
+
+def test_a_block_without_edits_says_so_and_a_pass_by_its_name():
+    gm = small()
+    relu_to_gelu(gm)
+    with record(gm) as timeline:
+        relu_to_gelu(gm)
+    assert timeline.passes[0].sentence.startswith("nothing was edited in this block; ")
+    with record(gm) as timeline:
+        timeline.run(relu_to_gelu)
+    assert timeline.passes[0].sentence == (
+        f"relu_to_gelu changed nothing: none of the {len(gm.graph.nodes)} nodes was edited"
+    )
+
+
+class NoForward(nn.Module):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (Small, r"this is a class[\s\S]*explore\(Small\(\)\)"),
+        (NoForward(), "a NoForward .*no forward[\\s\\S]*define forward"),
+        (None, "trace the module before scripting it"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_to_do(given, advice):
+    if given is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch deprecates people still have
+            given = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(fxlab.RewriteError, match=advice):
+        timeline_of(given)
+    with pytest.raises(fxlab.RewriteError, match="this is a class"):
+        record(Small)
+
+
+def test_inputs_may_be_a_dict_by_parameter_and_passes_are_functions():
+    by_name = timeline_of(Small().eval(), [fuse_conv_bn], {"x": X})
+    assert by_name.passes[-1].same_output["verdict"] == "rounding"
+    with record(small(), inputs={"x": X}) as timeline:
+        timeline.run(keeps)
+    assert timeline.passes[0].same_output["verdict"] == "identical"
+    with pytest.raises(fxlab.RewriteError, match=r"does not fit the parameters: .*'x'"):
+        timeline_of(Small().eval(), inputs={"y": X})
+    for passes in (["dce"], "dce", [fuse_conv_bn, "dce"]):
+        with pytest.raises(fxlab.RewriteError, match="'dce' is a str, and a pass is a function"):
+            timeline_of(Small().eval(), passes)
+
+
+def test_after_a_stop_the_passes_that_were_not_run_are_named():
+    def branches(x):
+        return x if x.sum() > 0 else -x
+
+    timeline = timeline_of(branches, [keeps, fuse_conv_bn], (X,))
+    assert timeline.steps[-1].sentence.endswith("; not run: keeps, fuse_conv_bn")
+    assert "not run" in text_table(view(timeline))
+
+
+class CallsFunctional(nn.Module):
+    def forward(self, x):
+        return F.gelu(F.dropout(x))
+
+
+def test_a_row_is_placed_at_the_users_line_and_not_in_torch():
+    def traces(gm):
+        return torch.fx.symbolic_trace(CallsFunctional().eval())
+
+    timeline = timeline_of(torch.fx.symbolic_trace(CallsFunctional().eval()), [traces])
+    made = [step for step in timeline.steps if step.edit.kind == "create" and step.where]
+    places = [step.where[0] for step in made]
+    places += [row.source[0] for row in timeline.rows.values() if row.source]
+    assert not [place for place in places if "torch/" in place.file]
+    timeline = timeline_of(CallsFunctional().eval(), [lambda gm: fxlab.symbolic_trace(gm)])
+    places = [step.where[0] for step in timeline.steps if step.where]
+    assert places and not [place for place in places if "torch/" in place.file]

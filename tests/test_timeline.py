@@ -323,7 +323,7 @@ def test_the_sentences_of_the_design():
     )
     act = State("act", "call_function", "torch.relu", [ref(0)], {})
     assert say.retargeted("act", act, act._replace(target="torch._C._nn.gelu")) == (
-        "act calls gelu, was relu"
+        "act now calls F.gelu, was torch.relu"
     )
     old = {"path": "conv1", "value": {"text": "Conv2d", "tensors": {"weight": ["f32[1]", "aa"]}}}
     new = {
@@ -437,5 +437,37 @@ def test_a_diff_passes_over_line_numbers():
     difference = one.diff(other)
     assert difference.only_here == []
     assert [step.index for step in difference.only_there] == [2]
-    assert "+ sin calls cos, was sin" in str(difference)
+    assert "+ sin now calls torch.cos, was torch.sin" in str(difference)
     assert "test_timeline.py" not in str(difference)
+
+
+def test_names_are_cut_and_words_are_not():
+    text = f"adds {'a' * 200} + 1 after layer_{'b' * 300}; nothing reads it yet"
+    cut = sentences.cut(text, 160)
+    assert len(cut) == 160 and re.fullmatch(
+        r"adds a+…a+ \+ 1 after layer_b+…b+; nothing reads it yet", cut
+    )
+    text = "a sentence of words that all are short goes on for longer than there is room for it"
+    for room in range(20, len(text)):
+        begin, _, end = sentences.cut(text, room, 0.4).partition("…")
+        assert len(begin) + len(end) < room
+        assert set(re.findall(r"\w+", begin + " " + end)) <= set(text.split())
+    assert len(sentences.cut("x" * 300, 40)) <= 40
+
+
+def test_an_article_is_the_one_that_is_spoken():
+    names = "LSTM OptimizedModule ReLU Embedding UNet GRU int str Unflatten"
+    assert [sentences.article(name).split()[0] for name in names.split()] == (
+        "an an a an a a an a an".split()
+    )
+
+
+def test_a_diff_cuts_long_names():
+    histories = []
+    for name in ("a", "b"):
+        gm = fxlab.symbolic_trace(lambda x: torch.sin(torch.relu(x)))
+        with fxlab.record(gm) as timeline:
+            gm.graph.find_nodes(op="call_function", target=torch.sin)[0].name = name * 10_000
+        histories.append(timeline)
+    lines = str(histories[0].diff(histories[1])).splitlines()
+    assert len(lines) >= 4 and max(map(len, lines)) < 250

@@ -15,8 +15,10 @@ from torch import nn
 
 from fxlab.core.errors import RewriteError, call_site
 from fxlab.core.graph_module import GraphModule
+from fxlab.explorer.given import as_inputs, as_passes, check_model, pass_name
 from fxlab.explorer.history import RecordedTimeline
 from fxlab.explorer.record import record, title_of
+from fxlab.explorer.sentences import article, named
 from fxlab.explorer.shrink import shrink
 from fxlab.explorer.timeline import Timeline
 from fxlab.explorer.trace import add_error, trace_timeline
@@ -59,8 +61,10 @@ def explore(
             fxlab or torch.fx, an exported program (`torch.export`), or a `Timeline`.
         passes: Run one after the other, each recorded and judged. They work on a copy that shares
             tensors: `x` stays as it is.
-        inputs: Example inputs: shapes and costs are shown, and each pass is held to the output of
-            the first program. Without passes, the run itself is shown node by node.
+        inputs: Example inputs, in a tuple or by parameter in a dict: shapes and costs are shown,
+            and each pass is held to the output of the program that it was given; where the first
+            program's was another one, that is told too. Without passes, the run itself is shown
+            node by node.
         strict: Raise what a trace or a pass raises, instead of showing it as the last step.
         repeats: Time the program before and after each pass on the inputs: the median of so many
             runs, in seconds. 0 measures nothing.
@@ -102,26 +106,30 @@ def timeline_of(
     """
     if isinstance(x, Timeline):
         return x
-    if isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
-    if callable(passes):
-        passes = [passes]
+    check_model(x, "explore")
+    chosen = as_passes(passes)
+    if not isinstance(x, torch.export.ExportedProgram):
+        inputs = as_inputs(x, inputs)
     if isinstance(x, torch.export.ExportedProgram):
         from fxlab.interop import from_exported
 
-        timeline = _opened(from_exported(x), inputs, "exported program", repeats)
+        gm = from_exported(x)
+        inputs = as_inputs(gm, inputs)
+        timeline = _opened(gm, inputs, "exported program", repeats)
     elif isinstance(x, GraphModule | torch.fx.GraphModule):
         timeline = _opened(_private(x), inputs, title_of(x), repeats)
     elif isinstance(x, nn.Module) or callable(x):
         timeline = trace_timeline(x, inputs, repeats=repeats)
     else:
         raise RewriteError(
-            f"explore can't show a {type(x).__name__}",
+            f"explore can't show {article(type(x).__name__)}",
             where=call_site(),
             expected="a model, a function, a GraphModule, an exported program, or a Timeline",
         )
     if timeline.failure is None:
-        _run_all(timeline, list(passes or ()), inputs)
+        _run_all(timeline, chosen, inputs)
+    else:
+        _not_run(timeline, chosen)
     return timeline
 
 
@@ -141,21 +149,32 @@ def _opened(gm: Any, inputs: Sequence[Any] | None, title: str, repeats: int) -> 
     return RecordedTimeline(title, recording.recorder)
 
 
+def _not_run(timeline: RecordedTimeline, passes: list[Callable[..., Any]]) -> None:
+    """Say in the step that stopped the story which passes were not run."""
+    if passes:
+        events = timeline.recorder.events
+        told = f"{events[-1].after['text']}; not run: {named([pass_name(one) for one in passes])}"
+        events[-1] = events[-1]._replace(after={**events[-1].after, "text": told})
+        timeline._seen = None
+
+
 def _run_all(
     timeline: RecordedTimeline, passes: list[Callable[..., Any]], inputs: Sequence[Any] | None
 ) -> None:
     """Run the passes; the first that raises is undone and ends the story."""
     recorder = timeline.recorder
-    for pass_ in passes:
+    for position, pass_ in enumerate(passes):
         begin = len(recorder.events)
         try:
             timeline.run(pass_)
         except Exception as error:  # shown as the last step; `strict` raises it again
             recorder.give_up(begin)
             graph = recorder.current.graph
-            add_error(recorder, graph, error)
+            edited = len(recorder.events) > begin
+            add_error(recorder, graph, error, "its edits were undone" if edited else "")
             recorder.spans[-1].last = len(recorder.events)
-            recorder.error = timeline.failure = error
+            timeline.failure = error
+            _not_run(timeline, passes[position + 1 :])
             return
     if not passes and inputs is not None and recorder.reference.problem is None:
         timeline.execute(*inputs)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from fxlab.explorer.lanes import MAX_LANES, layout
+from fxlab.explorer.sentences import cut
 
 ROW, LANE, CHAR = 22, 16, 7.25  # pixels: height of a row, width of a lane, width of a character
 LINE, SHAPE = 64, 26  # characters of a line and of a shape before they are elided
@@ -178,12 +179,8 @@ class Sketch:
 
 
 def elide(text: str, room: int) -> str:
-    """A text in at most `room` characters, elided in the middle."""
-    text = text.replace("\n", " ").replace("\r", " ")
-    if len(text) <= room:
-        return text
-    tail = int((room - 1) * 0.4)
-    return f"{text[: room - 1 - tail]}\u2026{text[-tail:]}"
+    """A text in at most `room` characters, cut in the middle: names first."""
+    return cut(text.replace("\n", " ").replace("\r", " "), room, 0.4)
 
 
 def sketch(

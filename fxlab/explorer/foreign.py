@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch.fx
 from torch.fx.node import map_arg as foreign_map_arg
 
-from fxlab.core.errors import call_site
 from fxlab.explorer.ancestry import foreign_ancestor
 from fxlab.explorer.events import Event, Watched, born_of
+from fxlab.explorer.sites import place_of_edit
 
 if TYPE_CHECKING:
     from fxlab.explorer.record import Recorder
@@ -80,7 +80,7 @@ class ForeignEdits:
                     node,
                     before,
                     after,
-                    call_site(),
+                    place_of_edit(),
                     born_of(node)[:7] if kind == "create" else None,
                 )
             )

@@ -40,7 +40,6 @@ class RecordedTimeline(Timeline):
         self.recorder = recorder
         self._seen: tuple[int, ...] | None = None
         self._writer: Writer | None = None
-        self.failure: BaseException | None = None
 
     def _sync(self) -> None:
         recorder = self.recorder
@@ -52,12 +51,22 @@ class RecordedTimeline(Timeline):
             self._checked = 0
             self._writer = Writer(self, recorder)
             self._writer.write()
+            self._writer.write_lint()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception that ended the recording, or None."""
+        return self.recorder.error
+
+    @failure.setter
+    def failure(self, error: BaseException | None) -> None:
+        self.recorder.error = error
 
     @property
     def error(self) -> str | None:
         """What ended the recording, or None."""
         error = self.recorder.error
-        return None if error is None else scrubbed(f"{type(error).__name__}: {error}")
+        return None if error is None else scrubbed(f"{type(error).__name__}: {error}".rstrip(": "))
 
     @error.setter
     def error(self, text: str | None) -> None:
@@ -129,6 +138,7 @@ class Writer(EditWriter):
         self.ids: dict[Any, str] = {}
         self.event_of_step: list[int | None] = []
         self.previous_file: str | None = None
+        self.to_check: list[PassSpan] = []
 
     def write(self) -> None:
         """Write everything anew."""
@@ -219,7 +229,7 @@ class Writer(EditWriter):
             if event.kind == "create" and event.graph in self.ids:
                 owners[self.row_of[event.node]] = self.ids[event.graph]
         reference = self.recorder.reference
-        first_shapes = {} if reference is None else dict(reference.first_shapes)
+        first_shapes = {} if reference is None else dict(reference.run.shapes)
         for row, program in owners.items():
             meta = self.node_of[row].meta
             self.timeline._rows[row] = Row(
@@ -278,6 +288,8 @@ class Writer(EditWriter):
         written.same_output = self._verdict(span.verdict)
         if span.version is not None and span.version == getattr(result_graph, "version", None):
             written.lint = lint_text(result_graph)
+        elif span.kind == "pass" and not any(event.kind == "error" for event in events[-1:]):
+            self.to_check.append(written)
         for metric, column in span.columns.items():
             written.columns[metric] = {
                 self.row_of[node]: number for node, number in column if node in self.row_of
@@ -289,7 +301,24 @@ class Writer(EditWriter):
             if isinstance(written.report, dict):
                 written.kept = [str(one) for one in written.report.get("kept", ())]
         written.kept += span.unmatched
-        written.sentence = self._pass_sentence(written, len(before))
+        written.sentence = self._pass_sentence(written, len(before), bool(span.name))
+
+    def write_lint(self) -> None:
+        """Say of each pass whether its last step left a valid graph.
+
+        A graph that is still as a pass left it was asked itself; the others are known by replay.
+        """
+        timeline = self.timeline
+        if not self.to_check and all(span.lint is None for span in timeline._passes):
+            return
+        timeline.check_all()
+        latest: dict[str, str | None] = {}
+        for span in timeline._passes:
+            for step in timeline._steps[span.first - 1 : span.last]:
+                if step.edit.kind != "error":
+                    latest[step.program] = step._problem
+            if span.lint is not None or any(span is one for one in self.to_check):
+                span.lint = latest.get(span.result) or span.lint
 
     def _heir(self, graph: Any) -> Any:
         """The program that was copied from a graph which is none itself, or that graph."""
@@ -299,9 +328,11 @@ class Writer(EditWriter):
         return graph
 
     def _verdict(self, verdict: dict[str, Any] | None) -> dict[str, Any] | None:
-        """A verdict with its node as a row."""
+        """A verdict, and that on the first program within it, with their nodes as rows."""
         if verdict is None:
             return None
+        if verdict.get("first") is not None:
+            verdict = {**verdict, "first": self._verdict(verdict["first"])}
         node = verdict["node"]
         row = None if node is None else self.row_of.get(node)
         name = "" if node is None else node.name
@@ -311,7 +342,7 @@ class Writer(EditWriter):
         """The name of a pass that was called inside a block without `timeline.run`."""
         names: dict[str, None] = {}
         for event in events:
-            if event.where:
+            if event.where and event.kind != "error":
                 names[self.recorder.name_of(event)] = None
         return " + ".join(list(names)[:3]) or "edits"
 
@@ -327,15 +358,15 @@ class Writer(EditWriter):
                     found[row] = text
         return found
 
-    def _pass_sentence(self, span: PassSpan, before: int) -> str:
-        steps = span.last - span.first + 1
+    def _pass_sentence(self, span: PassSpan, before: int, told: bool) -> str:
+        steps, name = span.last - span.first + 1, sentences.short(span.name, 40)
         after = len(self.live.get(span.result, ()))
         if span.kind == "trace":
-            return f"{span.name} recorded {plural(after, 'node')}"
+            return f"{name} recorded {plural(after, 'node')}"
         if span.kind == "run":
-            return f"{span.name} executed {plural(steps, 'node')}"
+            return f"{name} executed {plural(steps, 'node')}"
         if span.changed:
-            return f"{span.name}: {plural(steps, 'edit')}, {before} -> {plural(after, 'node')}"
+            return f"{name}: {plural(steps, 'edit')}, {before} -> {plural(after, 'node')}"
         live = self.live.get(span.program, {})
         unread = [
             row
@@ -343,12 +374,18 @@ class Writer(EditWriter):
             if state.op not in ("output", "placeholder") and not self.readers.get(row)
         ]
         if span.kept:
-            return f"{span.name} changed nothing: {span.kept[0]}"
-        if not unread:
-            read = f"all {before:,} nodes are read" if before != 1 else "its one node is needed"
-            return f"{span.name} changed nothing: {read}"
+            what = f"{name} changed nothing" if told else "nothing was edited in this block"
+            return f"{what}: {span.kept[0]}"
+        if not told:
+            return (
+                "nothing was edited in this block; if the pass ran before on this GraphModule, "
+                "trace it anew"
+            )
+        none = (
+            f"none of the {before:,} nodes was edited" if before != 1 else "its node is as it was"
+        )
         named = sentences.named([self.names[row] for row in unread])
-        return f"{span.name} changed nothing: {named} kept, though nothing reads them"
+        return f"{name} changed nothing: {none}" + (f"; nothing reads {named}" if unread else "")
 
     def _write_event(self, event: Event, number: int, pass_index: int, span: Span) -> None:
         program = self.ids[event.graph]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fxlab.core import graph as core_graph
 from fxlab.core.errors import RewriteError, TimelineError
 from fxlab.explorer.record import Recorder
+from fxlab.explorer.sentences import article, short
 from fxlab.explorer.timeline import Step, Timeline
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def judge(timeline: RecordedTimeline, check: Check, index: int) -> tuple[bool | 
         passed = answer is None or bool(answer)
     except Exception as error:
         raise RewriteError(
-            f"the check returned a {type(answer).__name__}, which is neither true nor false",
+            f"the check returned {article(type(answer).__name__)}, which is neither true nor false",
             expected="True or False (or an exception) for a GraphModule",
             right="timeline.bisect(lambda gm: torch.allclose(gm(x), wanted))",
         ) from error
@@ -197,7 +198,8 @@ class HistoryDifference:
         if rest:
             text.append(f"  and {rest} more steps")
         for name, here, there in self.lines[:20]:
-            text.append(f"  in the end {name}: {here or 'not there'}  ->  {there or 'not there'}")
+            was, now = (short(line) or "not there" for line in (here, there))
+            text.append(f"  in the end {short(name, 40)}: {was}  ->  {now}")
         return "\n".join(text)
 
 

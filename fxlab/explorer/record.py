@@ -41,8 +41,10 @@ from fxlab.explorer.events import (
     new_event,
     snapshot,
 )
+from fxlab.explorer.given import as_inputs, check_model
 from fxlab.explorer.searches import Searches
-from fxlab.explorer.sites import Sites, entry_name
+from fxlab.explorer.sentences import article
+from fxlab.explorer.sites import Sites, entry_name, place_of_edit
 from fxlab.explorer.state import State, look_at, module_names, set_state
 from fxlab.explorer.undo import undo
 
@@ -83,6 +85,7 @@ class Recorder:
         self.thread = threading.get_ident()
         self.finished_with: Any = None
         self.reference: Any = None
+        self.given: Any = None
         self.torch_hooks: list[Any] = []
         self.foreign: Any = None
         self.listens_foreign = False
@@ -124,7 +127,7 @@ class Recorder:
             from fxlab.explorer.sameness import Reference
 
             with self.quiet():
-                self.reference = Reference(gm, self.inputs, len(self.events))
+                self.reference = self.given = Reference(gm, self.inputs, len(self.events))
 
     def watch(self, graph: Any, module: Any = None, path: str = "") -> Watched:
         """Note a graph as it is now and listen to it from here on."""
@@ -197,7 +200,7 @@ class Recorder:
             born = None
         events = self.events
         maker = _makers.name
-        where = self.sites.here(sys._getframe(2)) or call_site()
+        where = self.sites.here(sys._getframe(2)) or place_of_edit()
         if where not in self.entries:
             self.entries[where] = entry_name(self.block, where)
         events.append(new_event((kind, graph, node, before, after, where, born, maker)))
@@ -322,6 +325,7 @@ class Recorder:
         if len(self.events) > done:
             loose = Span("", "pass", done, self.before(None), last=len(self.events))
             loose.end, loose.result = self.boundary(self.current), self.current
+            self.judge(loose)  # else the next pass would be blamed
             self.spans.append(loose)
         self.open = Span(name, kind, len(self.events), self.boundary(self.current), function)
         self.spans.append(self.open)
@@ -364,12 +368,20 @@ class Recorder:
                 span.columns.setdefault(metric, []).append((node, number))
         if ok:
             span.version = getattr(graph, "version", None)
-            if self.reference is not None:
-                with self.quiet():
-                    span.verdict = self.reference.judge(self, span)
-                    span.end.shapes = self.reference.latest_shapes or span.end.shapes
+            self.judge(span)
         if not same_program:
             self.attach(span.result)
+
+    def judge(self, span: Span) -> None:
+        """Hold what a span has made to what it was given, and to the first program."""
+        if self.reference is None:
+            return
+        from fxlab.explorer.sameness import judge_pass
+
+        with self.quiet():
+            span.verdict = judge_pass(self, span)
+        if span.end is not None:
+            span.end.shapes = self.given.run.shapes or span.end.shapes
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -460,7 +472,8 @@ class record:
 
     Args:
         gm: A GraphModule, fxlab's or torch.fx's.
-        inputs: Example inputs; with them each pass is judged: same output or not.
+        inputs: Example inputs; with them each pass is judged: does it return what the program
+            that it was given returned.
         max_edits: A pass is stopped at its next edit beyond so many.
         max_growth: ... or when the graph grows beyond this many times its size.
         max_seconds: ... or at its first edit after so many seconds.
@@ -495,16 +508,17 @@ class record:
         max_seconds: float | None = None,
         repeats: int = 0,
     ) -> None:
+        check_model(gm, "fxlab.symbolic_trace")
         graph = getattr(gm, "graph", None)
         if not isinstance(graph, (Graph, torch.fx.Graph)):
             raise RewriteError(
-                f"record needs a GraphModule, got {type(gm).__name__}",
+                f"record needs a GraphModule, got {article(type(gm).__name__)}",
                 where=call_site(),
                 hint="trace the model first: gm = fxlab.symbolic_trace(model); or let "
                 "fxlab.explore(model, passes=[...]) do it all",
             )
         self.gm = gm
-        self.recorder = Recorder(inputs, max_edits, max_growth, max_seconds)
+        self.recorder = Recorder(as_inputs(gm, inputs), max_edits, max_growth, max_seconds)
         self.recorder.repeats = repeats
 
     def __enter__(self) -> Any:
@@ -528,10 +542,12 @@ class record:
 def finish_block(recorder: Recorder, error: BaseException | None) -> None:
     """End a recording: close what is open, undo everything if the block raised."""
     recorder.error = error
+    told = error is None
     if recorder.open is not None:
         recorder.close(recorder.open, None, ok=False)
+        told = told or add_undone(recorder, error)
     done = recorder.done()
-    rest = len(recorder.events) > done or recorder.finished_with is not None
+    rest = len(recorder.events) > done or recorder.finished_with is not None or not told
     if rest or not recorder.spans:
         span = Span("", "pass", done, recorder.before(None))
         recorder.spans.append(span)
@@ -540,6 +556,8 @@ def finish_block(recorder: Recorder, error: BaseException | None) -> None:
             recorder.close(span, result)
         else:
             recorder.settle()
+            if not told:
+                add_undone(recorder, error)
             span.last, span.end, span.result = (
                 len(recorder.events),
                 Boundary(None),
@@ -548,6 +566,20 @@ def finish_block(recorder: Recorder, error: BaseException | None) -> None:
     recorder.stop()
     if error is not None:
         recorder.undo()
+
+
+def add_undone(recorder: Recorder, error: BaseException | None) -> bool:
+    """End the story of a block that raised with a step that says so, in its last span."""
+    from fxlab.explorer.trace import add_error
+
+    assert error is not None
+    edits = [event for event in recorder.events if event.kind not in ("value", "error")]
+    before = len(recorder.spans) > 1 or (recorder.spans and recorder.spans[-1].first)
+    whose = "all edits of the block" if before else "its edits"
+    add_error(recorder, recorder.current.graph, error, f"{whose} were undone" if edits else "")
+    if recorder.spans and recorder.spans[-1].last is not None:
+        recorder.spans[-1].last = len(recorder.events)
+    return True
 
 
 def last_edited(recorder: Recorder, start: int) -> Any:

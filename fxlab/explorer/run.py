@@ -21,8 +21,10 @@ from torch.utils import _pytree as pytree
 from fxlab.core.graph import Graph
 from fxlab.display import shape_text
 from fxlab.explorer.events import Event
+from fxlab.explorer.given import as_passes, pass_name
 from fxlab.explorer.record import Recorder
 from fxlab.explorer.sameness import converted, private_copy, without_data
+from fxlab.explorer.sentences import article
 from fxlab.passes.base import made_by
 
 BINS = 16
@@ -199,10 +201,10 @@ def thumbnail(value: Any) -> str | None:
 
 def run_pass(recorder: Recorder, pass_: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run one pass inside a recording and return the module to go on with."""
-    inner = pass_
+    inner = as_passes([pass_])[0]
     while isinstance(inner, functools.partial):
         inner = inner.func
-    name = getattr(inner, "__name__", None) or type(inner).__name__
+    name = pass_name(pass_)
     if recorder.live:
         return _run_span(recorder, name, inner, pass_, args, kwargs)
     recorder.listen()
@@ -220,9 +222,10 @@ def _run_span(recorder: Recorder, name: str, inner: Any, pass_: Any, args: Any, 
     result = getattr(result, "graph_module", result)
     if result is None or not hasattr(result, "graph"):
         if result is not None:
+            what = article(type(result).__name__)
             span.unmatched.append(
-                f"{name} returned a {type(result).__name__}, which is no GraphModule: shown is "
-                "what it did to the module that it was given"
+                f"{name} returned {what}, which is no GraphModule: shown is what it did to the "
+                "module that it was given"
             )
         result = gm
     recorder.close(span, result)

@@ -1,10 +1,11 @@
 """Does the program still compute the same, and if not, where does it begin to differ?
 
 The second of the explorer's two verdicts (the other, well formed, is in `wellformed.py`). At a
-pass boundary the program is run on the given inputs beside the first program: in float64 where both
-allow it, so that a rounding error cannot pass for a bug nor hide one. Nodes are paired by ancestry
-(`meta["from"]`). A node agrees if it computes what it did, or what a node did whose readers it took
-over; the first one that does neither, with inputs that agree, is named.
+pass boundary the program is run on the given inputs and held to the program that the pass was
+given, which is the verdict on the pass, and to the first program, which is told where it is worse:
+in float64 where both allow it, so that a rounding error cannot pass for a bug nor hide one. Nodes
+are paired by ancestry (`meta["from"]`). A node agrees if it computes what it did, or what a node
+did whose readers it took over; the first one that does neither, with inputs that agree, is named.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +23,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from fxlab.core.graph import Graph
+from fxlab.core.graph import MISSING, Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.display import shape_text
 from fxlab.explorer.ancestry import ancestor_ids, node_id
 from fxlab.explorer.encode import nodes_in
+from fxlab.explorer.sentences import short
 
 if TYPE_CHECKING:
     from fxlab.explorer.record import Recorder, Span
@@ -35,6 +38,7 @@ STRICT = 1e-9  # relative, in float64, as long as no weight was made anew in a n
 # few machine epsilons of the weights' type (2e-7 in resnet50); a forgotten eps is 5e-5 and more.
 EPSILONS = 100
 JUMP = 100.0
+NAME = 40  # characters of a name that are shown
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -191,57 +195,130 @@ def runs_its_own_way(gm: Any) -> bool:
     return False
 
 
-class Reference:
-    """The first program of a recording and what it computes: what every later one is held to."""
+@dataclass
+class Run:
+    """One program on the inputs: what it returns in its own types, and in float64 when asked."""
 
-    def __init__(self, gm: Any, inputs: Sequence[Any], events: int = 0) -> None:
+    gm: Any
+    keys: dict[Any, int]
+    native: Any = None
+    problem: str | None = None
+    shapes: list[tuple[Any, str]] = field(default_factory=list)
+    wide: Any = MISSING
+
+
+class Reference:
+    """A program at a pass boundary and what it computes: what later ones are held to.
+
+    A recorder has two: the first program, and the one that the pass in hand was given.
+
+    Args:
+        gm: The GraphModule as it is now.
+        inputs: Its arguments.
+        events: How many events led here.
+        run: The run of it that is known already.
+    """
+
+    def __init__(
+        self, gm: Any, inputs: Sequence[Any], events: int = 0, run: Run | None = None
+    ) -> None:
         self.gm, self.graph = gm, gm.graph
-        self.inputs = converted(tuple(inputs), None)
+        self.is_first = run is None
+        self.inputs = converted(tuple(inputs), None) if run is None else tuple(inputs)
         self.ids = {node_id(node): node for node in self.graph.nodes}
-        self.keys = {node: node_id(node) for node in self.graph.nodes}
+        self.keys = {node: node_id(node) for node in self.graph.nodes} if run is None else run.keys
         self.events = events
         self.plain = plain_attributes(gm)
-        self.latest_shapes: list[tuple[Any, str]] = []
-        self.first_shapes: list[tuple[Any, str]] = []
+        self.since = ""  # the pass since which another output is returned than at first
         self.asked_db = math.inf  # what passes that change numbers on purpose have promised
-        self.problem: str | None = None
-        self.native: Any = None
-        self.wide: Any = None
+        self.run = run or self._first_run(gm)
+        self.problem = self.run.problem
+        self.native = self.run.native
+
+    def _first_run(self, gm: Any) -> Run:
+        """The run that a recording begins with; what the user's program raises is told."""
+        run = Run(gm, self.keys)
         try:
             if isinstance(gm, GraphModule):
                 inspect.signature(gm.forward).bind(*self.inputs)
-            self.native = self._run(gm, None, self.keys)
-        except Exception as error:  # the user's program; what it raises is told, not raised
+            self._execute(run)
+        except Exception as error:
             first = str(error).strip().splitlines()
             what = f"{type(error).__name__}: {first[0] if first else ''}"[:300]
-            self.problem = f"the program fails on the inputs ({what})"
-            return
-        self.first_shapes = self.latest_shapes
-        if without_data(self.native):
-            self.problem = "what the program returns has no numbers (a meta or fake tensor)"
-            return
-        self.wide = self._try_wide(gm, self.keys)
+            run.problem = f"the program fails on the inputs ({what})"
+            return run
+        if without_data(run.native):
+            run.problem = "what the program returns has no numbers (a meta or fake tensor)"
+            return run
+        self._widen(run)
+        return run
 
-    def _run(self, gm: Any, dtype: torch.dtype | None, keys: dict[Any, int]) -> Any:
-        private = private_copy(gm, dtype)
-        pairs = zip(private.graph.nodes, gm.graph.nodes, strict=True)
-        nodes = dict(pairs)
-        inner = {new: keys[old] for new, old in nodes.items() if old in keys}
-        shapes: dict[Any, str] = {}
-        given = converted(self.inputs, dtype)
-        result = execute(private, given, inner, shapes=shapes, dtype=dtype)
-        if dtype is None:
-            self.latest_shapes = [(nodes[new], text) for new, text in shapes.items()]
-        return result
-
-    def _try_wide(self, gm: Any, keys: dict[Any, int]) -> Any:
+    def run_later(self, gm: Any) -> Run:
+        """Run a later program; its nodes draw random numbers as those they stand for did."""
+        numbers = {node_id(node): key for node, key in self.keys.items()}
+        pairs = self.pairs(gm.graph)
+        keys = {n: numbers.get(ids[0], ids[0]) if ids else node_id(n) for n, ids in pairs.items()}
+        run = Run(gm, keys)
         try:
-            return self._run(gm, torch.float64, keys)
-        except Exception:  # float64 is a wish; a program that can't is compared as it is
-            return None
+            self._execute(run)
+        except Exception as error:  # a broken pass is a verdict, not an end
+            first = (str(error).strip().splitlines() or [""])[0]
+            run.problem = f"it fails to run ({type(error).__name__}: {first})"
+        return run
+
+    def _execute(self, run: Run) -> None:
+        shapes: dict[Any, str] = {}
+        private, inner, nodes = self._private(run.gm, None, run.keys)
+        run.native = execute(private, converted(self.inputs, None), inner, shapes=shapes)
+        run.shapes = [(nodes[new], text) for new, text in shapes.items()]
+
+    def _widen(self, run: Run, plain: dict[str, dict[str, Any]] | None = None) -> Any:
+        """What a run returns in float64, or None where it can't; found out once."""
+        if run.wide is MISSING:
+            try:
+                private, inner, _ = self._private(run.gm, torch.float64, run.keys, plain)
+                given = converted(self.inputs, torch.float64)
+                run.wide = execute(private, given, inner, dtype=torch.float64)
+            except Exception:  # float64 is a wish; a program that can't is compared as it is
+                run.wide = None
+        return run.wide
+
+    def _wide(self, recorder: Recorder) -> Any:
+        """What this program returned in float64, or None; it may have been edited since."""
+        if self.run.wide is MISSING:
+            try:
+                base, keys, _ = self._as_it_was(recorder)
+            except Exception:  # its numbers are gone: as it is, then
+                self.run.wide = None
+            else:
+                self.run.wide = self._widen(Run(base, keys), self.plain)
+        return self.run.wide
+
+    def _as_it_was(self, recorder: Recorder) -> tuple[Any, dict[Any, int], dict[Any, Any]]:
+        """This program built anew, its nodes' numbers, and which node stands for which."""
+        from fxlab.explorer.rebuild import rebuild
+
+        base, made = rebuild(recorder, self.graph, self.events)
+        return base, {made[node]: key for node, key in self.keys.items() if node in made}, made
+
+    def _private(
+        self,
+        gm: Any,
+        dtype: torch.dtype | None,
+        keys: dict[Any, int],
+        plain: dict[str, dict[str, Any]] | None = None,
+    ) -> tuple[Any, dict[Any, int], dict[Any, Any]]:
+        """A copy that may be run, its nodes' numbers, and the node that each was copied from."""
+        private = private_copy(gm, dtype)
+        modules = dict(private.named_modules())
+        for path, values in (plain or {}).items():
+            if path in modules:
+                vars(modules[path]).update(values)
+        nodes = dict(zip(private.graph.nodes, gm.graph.nodes, strict=True))
+        return private, {new: keys[old] for new, old in nodes.items() if old in keys}, nodes
 
     def pairs(self, graph: Any) -> dict[Any, list[int]]:
-        """For each node of a later program, the ids of the first program's nodes it stands for.
+        """For each node of a later program, the ids of this program's nodes it stands for.
 
         A node that was there already stands for itself, and for those whose readers it took over.
         """
@@ -256,89 +333,85 @@ class Reference:
                 found[node] = ancestors
         return found
 
-    def judge(self, recorder: Recorder, span: Span) -> dict[str, Any]:
-        """The verdict on the module that a pass has made."""
+    def judge(self, recorder: Recorder, run: Run, asked_db: float = math.inf) -> dict[str, Any]:
+        """The verdict on a later program, held to this one.
+
+        Args:
+            recorder: Whose events lead from this program to that one.
+            run: What the later program returned.
+            asked_db: The signal-to-noise ratio in decibel that was promised instead of the same
+                numbers.
+        """
         if self.problem is not None:
-            return verdict("refused", f"not checked: {self.problem}")
-        gm = span.result
-        written = next((e.after["path"] for e in recorder.events if e.after is not None
+            if self.is_first:
+                return verdict("refused", f"not checked: {self.problem}")
+            return verdict("not checked", "not checked: the program that it was given does not run")
+        if run.problem is not None:
+            return verdict("different", f"different: {run.problem}"[:400])
+        gm, native = run.gm, run.native
+        events = recorder.events[self.events :]
+        written = next((e.after["path"] for e in events if e.after is not None
                         and e.after.get("written")), None)  # fmt: skip
-        pairs = self.pairs(gm.graph)
-        keys = {node: (ids[0] if ids else node_id(node)) for node, ids in pairs.items()}
-        try:
-            native = self._run(gm, None, keys)
-        except Exception as error:  # a broken pass is a verdict, not an end
-            first = (str(error).strip().splitlines() or [""])[0]
-            text = f"different: it fails to run ({type(error).__name__}: {first})"[:400]
-            return verdict("different", text)
-        asked = getattr(span.function, "min_sqnr_db", None)
-        if asked is not None:
-            self.asked_db = min(self.asked_db, asked)
-        exact = math.isinf(self.asked_db)  # else another type may be what was promised
+        exact = math.isinf(asked_db)  # else another type may be what was promised
         problem, error, allowed = compare(self.native, native, dtypes=exact)
         if problem is None and error == 0.0:
             return verdict("identical", "identical", 0.0, allowed)
         if problem is None and not exact:
-            return signal_verdict(self.native, native, self.asked_db, error)
-        strict = not any(e.kind in ("module", "attr") for e in recorder.events[self.events :])
-        wide = self._try_wide(gm, keys) if self.wide is not None else None
+            return signal_verdict(self.native, native, asked_db, error)
+        strict = not any(event.kind in ("module", "attr") for event in events)
+        before = self._wide(recorder)
+        wide = self._widen(run) if before is not None else None
         largest_native = largest(self.native) or 1.0
         share, limit = error / largest_native, allowed / largest_native
         as_given = problem is not None or math.isinf(error)
+        decided = ""
         if wide is not None and not as_given:  # float64 decides: it tells a mistake from rounding
-            problem, error, _ = compare(self.wide, wide)
-            scale = largest(self.wide) or 1.0
+            problem, error, _ = compare(before, wide)
+            scale = largest(before) or 1.0
             share = error / scale
             limit = STRICT if strict else rounded_once(self.gm, gm)
             allowed = limit * scale
-        measured = f"{error_text(share)} of the largest value where {error_text(limit)} is allowed"
-        if wide is None:  # the types' own rounding decided: say so, and why
-            which = "first" if self.wide is None else "new"
-            measured += f" in {self._own_type()}: the {which} program does not run in float64"
+            decided = " in float64" if strict else " in float64, for weights made anew"
+        elif wide is None:  # the types' own rounding decided: say so, and why
+            which = "new" if before is not None else "first" if self.is_first else "given"
+            decided = f" in {self._own_type()}: the {which} program does not run in float64"
+        allows = f"where {error_text(limit)} is allowed{decided}"
+        measured = f"{error_text(share)} of the largest value {allows}"
         if problem is None and share <= limit:
             return verdict("rounding", f"rounding: {measured}", error, allowed)
         measured = problem or f"off by {measured}"
         if written is not None:
             text = (
-                f"different: {measured}; the first node can't be found, because {written} was "
-                "written over in place"
+                f"different: {measured}; the first node can't be found, because "
+                f"{short(written, NAME)} was written over in place"
             )
             return verdict("different", text, error, allowed)
-        node, told, notes = self.first_divergence(recorder, gm, pairs, keys, strict, as_given)
+        node, told, notes = self.first_divergence(recorder, run, strict, as_given)
         text = "; ".join([f"different, first at {told}: {measured}", *notes])
         return verdict("different", text, error, allowed, node)
 
     def first_divergence(
-        self,
-        recorder: Recorder,
-        gm: Any,
-        pairs: dict[Any, list[int]],
-        keys: dict[Any, int],
-        strict: bool,
-        as_given: bool = False,
+        self, recorder: Recorder, run: Run, strict: bool, as_given: bool = False
     ) -> tuple[Any, str, list[str]]:
         """The first node, in the order of the later program, whose value is another one.
 
         Args:
-            recorder: Whose events lead from the first program to this one.
-            gm: The later program.
-            pairs: What `pairs` returns of it.
-            keys: Its nodes' numbers for random draws.
+            recorder: Whose events lead from this program to the later one.
+            run: The run of the later one.
             strict: Whether no weight was made anew.
             as_given: What differs shows in the program's own types, so look there.
 
         Returns:
             The node or None; what to call it, with what it reads or replaces; and notes: which
-            nodes no node of the first program matches, and which draw random numbers.
+            nodes no node of this program matches, and which draw random numbers.
         """
-        from fxlab.explorer.rebuild import rebuild
-
-        base, made = rebuild(recorder, self.graph, self.events)
-        base_keys = {made[node]: key for node, key in self.keys.items() if node in made}
-        for dtype in (None,) if as_given or self.wide is None else (torch.float64, None):
+        base, base_keys, made = self._as_it_was(recorder)
+        gm, pairs = run.gm, self.pairs(run.gm.graph)
+        narrow = as_given or self._wide(recorder) is None
+        for dtype in (None,) if narrow else (torch.float64, None):
             try:
                 old = self._values(base, dtype, base_keys, self.plain)
-                new = self._values(gm, dtype, keys)
+                new = self._values(gm, dtype, run.keys)
                 break
             except Exception:  # float64 is a wish
                 continue
@@ -358,7 +431,7 @@ class Reference:
             return None, "the output", notes
         first = {node_id(one): two for one, two in made.items()}
         was = [first[one] for one in pairs[node] if one in first]
-        return node, node.name + turned(node, was, node_id(node) in self.ids), notes
+        return node, short(node.name, NAME) + turned(node, was, node_id(node) in self.ids), notes
 
     def _own_type(self) -> str:
         """The type of the output whose rounding is allowed the most, as `f32`."""
@@ -384,16 +457,45 @@ class Reference:
         keys: dict[Any, int],
         plain: dict[str, dict[str, Any]] | None = None,
     ) -> dict[Any, Any]:
-        private = private_copy(gm, dtype)
-        modules = dict(private.named_modules())
-        for path, values in (plain or {}).items():
-            if path in modules:
-                vars(modules[path]).update(values)
-        nodes = dict(zip(private.graph.nodes, gm.graph.nodes, strict=True))
+        private, inner, nodes = self._private(gm, dtype, keys, plain)
         kept: dict[Any, Any] = {}
-        inner = {new: keys[old] for new, old in nodes.items() if old in keys}
         execute(private, converted(self.inputs, dtype), inner, kept, dtype=dtype)
         return {nodes[node]: value for node, value in kept.items()}
+
+
+def judge_pass(recorder: Recorder, span: Span) -> dict[str, Any]:
+    """The verdict on a pass, held to the program that it was given.
+
+    Beside it, under `first`, stands the verdict against the first program, and the text tells of it
+    where it is worse. What the pass has made is what the next one is given.
+    """
+    first, given = recorder.reference, recorder.given
+    assert first is not None and given is not None
+    if first.problem is not None:
+        return {**first.judge(recorder, first.run), "first": None}
+    asked = getattr(span.function, "min_sqnr_db", None) or math.inf
+    first.asked_db = min(first.asked_db, asked)
+    run = given.run_later(span.result)
+    if first.run.wide is None:
+        run.wide = None
+    elif span.result.graph is given.graph and len(recorder.events) == given.events:
+        run.wide = given.run.wide
+    own = given.judge(recorder, run, asked)
+    whole = own if given is first else first.judge(recorder, run, first.asked_db)
+    recorder.given = Reference(span.result, first.inputs, len(recorder.events), run)
+    name = short(span.name or "the edits before", NAME)
+    known, first.since = first.since, ""
+    if whole["verdict"] == "different":
+        first.since = known or name
+        if known:
+            still = "still " if own["verdict"] != "different" else ""
+            own = {**own, "text": f"{own['text']}; {still}different since {known}"}
+        elif own["verdict"] != "different":
+            told = f"from the first program it is {whole['text']}"
+            own = {**own, "text": f"{own['text']}; {told}"}
+    elif known:
+        own = {**own, "text": f"{own['text']}; the output of the first program again"}
+    return {**own, "first": None if given is first else whole}
 
 
 def diverging(
@@ -441,17 +543,21 @@ def turned(node: Any, was: Sequence[Any], itself: bool) -> str:
         itself: Whether the first of them is the node as it was.
     """
     if not itself:
-        return f", in place of {was[0].name}" if was and was[0].name != node.name else ""
+        other = was[0].name if was else node.name
+        return f", in place of {short(other, NAME)}" if other != node.name else ""
     read, reads = ([one.name for one in nodes_in((n.args, n.kwargs))] for n in (was[0], node))
     if len(read) != len(reads):
         return ""
     pairs = [(a, b) for a, b in zip(reads, read, strict=True) if a != b]
-    return f", which reads {pairs[0][0]} where it read {pairs[0][1]}" if pairs else ""
+    if not pairs:
+        return ""
+    return f", which reads {short(pairs[0][0], NAME)} where it read {short(pairs[0][1], NAME)}"
 
 
 def shortened(names: Sequence[str]) -> str:
     """Up to four names in a row."""
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    kept = [short(name, NAME) for name in names[:4]]
+    return ", ".join(kept) + (", ..." if len(names) > 4 else "")
 
 
 def relative(old: Any, new: Any, dtypes: bool = False) -> float:

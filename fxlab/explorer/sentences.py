@@ -8,6 +8,7 @@ a step: line, act, before and after, consequence.
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ BINARY = {
 UNARY = {"neg": "-", "pos": "+", "invert": "~", "not_": "not "}
 PREFIXES = (("torch.nn.functional.", "F."), ("torch._C._nn.", "F."), ("builtins.", ""))
 LONG = 80
+WORD = 24  # no word of a sentence is longer; a name may be
 Name = Callable[[int], str]
 Parts = list["str | int"]
 
@@ -175,12 +177,41 @@ def text_of(parts: Parts, name: Name) -> str:
 
 
 def short(text: str, limit: int = LONG) -> str:
-    """A text on one line, elided in the middle when it is long."""
+    """A text on one line, cut in the middle when it is long."""
     line = " ".join(text.split()) if "\n" in text or "\r" in text else text
-    if len(line) <= limit:
-        return line
-    half = (limit - 1) // 2
-    return f"{line[:half]}…{line[-half:]}"
+    return line if len(line) <= limit else cut(line, limit)
+
+
+def cut(text: str, room: int, share: float = 0.5) -> str:
+    """A text in at most `room` characters: long names are cut first, and no word of a sentence.
+
+    Args:
+        text: What may be too long.
+        room: Characters.
+        share: How much of what is kept comes from the end.
+    """
+    if len(text) <= room:
+        return text
+    pieces = re.split(r"(\w+)", text)
+    for k in sorted(range(len(pieces)), key=lambda k: len(pieces[k]), reverse=True):
+        over = sum(map(len, pieces)) - room
+        if over <= 0 or len(pieces[k]) <= WORD:
+            break
+        pieces[k] = middle_out(pieces[k], max(WORD, len(pieces[k]) - over), share)
+    text = "".join(pieces)
+    return text if len(text) <= room else middle_out(text, room, share, WORD)
+
+
+def middle_out(text: str, room: int, share: float, word: int = 0) -> str:
+    """A text without its middle; up to `word` characters more go, so that no word is cut."""
+    tail = int((room - 1) * share)
+    head = room - 1 - tail if share != 0.5 else tail
+    begin, end = text[:head], text[len(text) - tail :]
+    if word and re.match(r"\w\w", text[head - 1 : head + 1]):
+        begin = re.sub(rf"\w{{1,{word}}}$", "", begin) or begin
+    if word and re.match(r"\w\w", text[len(text) - tail - 1 : len(text) - tail + 1]):
+        end = re.sub(rf"^\w{{1,{word}}}", "", end) or end
+    return f"{begin}…{end}"
 
 
 def ordinal(number: int) -> str:
@@ -260,24 +291,23 @@ def target_name(target: Any) -> str:
     return target if isinstance(target, str) else target_of_function(target)
 
 
-def base_name(target: str) -> str:
-    """The last part of a function's name; of an operator of torch.ops the last two."""
-    parts = target.split(".")
-    return ".".join(parts[-2:]) if target.startswith("torch.ops.") else parts[-1]
+def article(noun: str) -> str:
+    """A class's name with its article, as it is spoken: `a ReLU`, `an LSTM`, `an Embedding`."""
+    if re.match(r"(?i)uni|use", noun):
+        return f"a {noun}"
+    vowels = "AEFHILMNORSX" if noun[:2].isupper() else "AEIOU"
+    return f"{'an' if noun[:1].upper() in vowels else 'a'} {noun}"
 
 
 def retargeted(name: str, before: State, after: State) -> str:
-    """`act calls gelu, was relu`."""
+    """`act now calls F.gelu, was torch.relu`."""
     old, new = target_text(before.op, before.target), target_text(after.op, after.target)
     if before.type != after.type and (before.op, before.target) == (after.op, after.target):
         old, new = before.type or "none", after.type or "none"
         return f"{short(name, 40)}: type {short(old)} -> {short(new)}"
-    old_base, new_base = base_name(old), base_name(new)
-    if before.op == after.op == "call_function" and old_base != new_base:
-        old, new = old_base, new_base
-    elif before.op != after.op:
+    if before.op != after.op:
         old, new = f"{old} ({before.op})", f"{new} ({after.op})"
-    verb = "calls" if after.op.startswith("call") else "is"
+    verb = "now calls" if after.op.startswith("call") else "is now"
     return f"{short(name, 40)} {verb} {short(new)}, was {short(old)}"
 
 

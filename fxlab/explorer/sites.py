@@ -14,7 +14,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from fxlab.core import graph
-from fxlab.core.errors import call_site, is_users
+from fxlab.core.errors import call_site, is_torchs, is_users
 
 KIT = (str(Path(graph.__file__).parent), str(Path(__file__).parent))
 AS_PASS = str(Path(graph.__file__).parents[1] / "passes" / "base.py")
@@ -64,6 +64,15 @@ class Sites:
         self.known.clear()
         for file in self.files - set(self.lines):
             self.lines[file] = linecache.getlines(file)
+
+
+def place_of_edit() -> tuple[tuple[str, int, str], ...]:
+    """The frames that led to an edit; torch's own way from an operation to its Proxy is none."""
+    where = call_site()
+    dispatch = [name for file, _, name in where if is_torchs(file)]
+    if where and is_torchs(where[0][0]) and "handle_torch_function" in dispatch:
+        return call_site(skip_torch=True) or where
+    return where
 
 
 def kind_of(file: str) -> int:

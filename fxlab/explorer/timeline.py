@@ -37,7 +37,8 @@ JSON schema, version 1 (`to_json`, `from_json`). Keys not named here are refused
                "shapes": {row id: text}, known at its end, "columns": {metric: {row id: number}}}
     verdict   {"verdict": "not checked"|"identical"|"rounding"|"different"|"refused",
                "error", "allowed": number or null, "row": first diverging row or null,
-               "name": its name or "", "text": the words shown}
+               "name": its name or "", "text": the words shown}, on the output of the program that
+               the pass was given; and "first": null, or the same on that of the first program
 
 `fields` is null or holds, by kind of edit::
 
@@ -307,6 +308,20 @@ class Timeline:
         from fxlab.explorer.view import view
 
         return static_html(view(self))
+
+    def ill_formed_since(self, index: int) -> int | None:
+        """The pass (its index in `passes`) since which the program has been no valid graph.
+
+        Args:
+            index: The pass at whose end that is asked.
+
+        Returns:
+            `index` itself if that pass broke it, an earlier one, or None: it is well formed.
+        """
+        passes, begin = self.passes, None
+        while index >= 0 and passes[index].lint is not None:
+            begin, index = index, index - 1
+        return begin
 
     def program(self, program: str) -> Program:
         """The program with this id.

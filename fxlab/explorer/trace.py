@@ -15,6 +15,7 @@ from typing import Any
 from fxlab.core.errors import FxlabError, call_site
 from fxlab.explorer.encode import relative_file, scrubbed
 from fxlab.explorer.events import Boundary, Event, Span, Watched
+from fxlab.explorer.given import as_inputs, check_model
 from fxlab.explorer.history import RecordedTimeline
 from fxlab.explorer.record import Recorder
 
@@ -43,6 +44,8 @@ def trace_timeline(
     """
     from fxlab.core.tracer import symbolic_trace
 
+    check_model(model, "trace_timeline")
+    inputs = as_inputs(model, inputs)
     title = type(model).__name__ if not callable(getattr(model, "__code__", None)) else ""
     title = getattr(model, "__name__", title) or title
     recorder = Recorder(inputs)
@@ -95,12 +98,24 @@ def keep_only(recorder: Recorder, graph: Any) -> None:
     ]
 
 
-def add_error(recorder: Recorder, graph: Any, error: BaseException) -> None:
-    """Append the step that tells of an exception, on the line that raised it."""
-    text = str(error).strip() or type(error).__name__
+def add_error(recorder: Recorder, graph: Any, error: BaseException, undone: str = "") -> None:
+    """Append the step that tells of an exception, on the line that raised it.
+
+    Args:
+        recorder: It goes to the end of its events.
+        graph: The program that the step is about.
+        error: The exception.
+        undone: What became of the edits, such as `its edits were undone`.
+    """
+    kind = type(error).__name__
+    text = str(error).strip() or kind
     message = getattr(error, "message", "") or text.splitlines()[0]
+    if not isinstance(error, FxlabError) and message != kind:
+        message = f"{kind}: {message}"
+    if undone and "undone" not in message:
+        message = f"{message}; {undone}"
     hints = [str(one) for one in getattr(error, "hint", ())]
-    fields = {"text": scrubbed(text), "type": type(error).__name__, "hints": hints}
+    fields = {"text": scrubbed(text), "type": kind, "hints": hints}
     after = {"json": fields, "text": f"stops: {scrubbed(message)}"}
     recorder.events.append(Event("error", graph, None, None, after, error_frames(error)))
 
