@@ -152,9 +152,20 @@ def _captured(args: argparse.Namespace) -> Any:
     """Capture the model that the command line names."""
     import fxlab
 
-    gm = fxlab.symbolic_trace(_model(args))
+    model = _model(args)
+    try:
+        gm = fxlab.symbolic_trace(model)
+    except FxlabError as error:
+        raise CommandError(f"{error}{_if_a_maker(args, model)}") from error
     _refuse_a_maker(args, gm)
     return gm
+
+
+def _if_a_maker(args: argparse.Namespace, model: Any) -> str:
+    """Tell what to try with a function that may make a model: it can be called with nothing."""
+    if isinstance(model, type(can_take)) and can_take(model):
+        return f"\n  or, if {args.model} makes a model: add --call"
+    return ""
 
 
 def _refuse_a_maker(args: argparse.Namespace, gm: Any) -> None:
@@ -200,6 +211,9 @@ def show(args: argparse.Namespace) -> int:
         raise CommandError('--check compares outputs: it needs --input, like "f32[1, 3, 224, 224]"')
     if args.check and not passes:
         raise CommandError("--check looks at what passes do: it needs --pass")
+    written = [str(path) for path in (args.html, args.svg, args.json) if path is not None]
+    if len(set(written)) < len(written):
+        raise CommandError("--html, --svg and --json need a file each")
     model = _model(args)
     _say(f"capturing {args.model}" + "".join(f", running {name}" for name in args.passes))
     start = time.perf_counter()
@@ -220,7 +234,8 @@ def show(args: argparse.Namespace) -> int:
     failure = timeline.failure
     if failure is not None:
         taught = isinstance(failure, FxlabError)
-        _say(f"stopped: {'' if taught else f'{type(failure).__name__}: '}{failure}")
+        hint = _if_a_maker(args, model) if timeline.recorder.current is None else ""
+        _say(f"stopped: {'' if taught else f'{type(failure).__name__}: '}{failure}{hint}")
         return 1
     if args.check:
         return _checked(timeline.passes)
@@ -254,11 +269,12 @@ def draw(args: argparse.Namespace) -> int:
         shape_prop(gm, *(example_input(text) for text in args.input))
     dot = graph_dot(gm)
     _say(f"drawing {plural(len(gm.graph.nodes), 'node')}")
-    if args.output.suffix == ".png":
+    kind = args.output.suffix.lower()
+    if kind == ".png":
         words = [layout_program() or "dot", "-Tpng", "-o", str(args.output)]
         subprocess.run(words, input=dot.source.encode("utf-8", "replace"), check=True, timeout=300)
     else:
-        text = dot.source if args.output.suffix == ".dot" else render(dot, "svg")
+        text = dot.source if kind == ".dot" else render(dot, "svg")
         args.output.write_text(text, encoding="utf-8")
     _say(f"wrote {args.output}")
     return 0
@@ -396,7 +412,7 @@ def _new_file(text: str) -> Path:
 
 def _picture_path(text: str) -> Path:
     path = _new_file(text)
-    if path.suffix not in (".svg", ".png", ".dot"):
+    if path.suffix.lower() not in (".svg", ".png", ".dot"):
         raise argparse.ArgumentTypeError(f"{text}: a picture goes to a .svg, .png or .dot file")
     return path
 
@@ -546,6 +562,11 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     )
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=doctor, passes_on=False)
+    if chosen and chosen not in commands.choices:
+        choice = ", ".join(commands.choices)
+        parser.error(
+            f"there is no {chosen}{nearest(chosen, commands.choices)}: give one of {choice}"
+        )
     for command in commands.choices.values():  # whose usage helps more than that of `fxlab`
         command.set_defaults(refuse=command.error)
     return parser
@@ -574,7 +595,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser(next((word for word in words if not word.startswith("-")), ""))
     args, rest = parser.parse_known_args(words)
     if rest and not args.passes_on:
-        args.refuse(f"unrecognized arguments: {' '.join(rest)}")
+        several = args.command in ("show", "draw") and not rest[0].startswith("-")
+        hint = " (--pass and --input take one word: give them several times)" if several else ""
+        args.refuse(f"unrecognized arguments: {' '.join(rest)}{hint}")
     args.options = rest
     try:
         return args.run(args)

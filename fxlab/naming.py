@@ -47,12 +47,15 @@ def load(name: str, home: str) -> Any:
         'MLP'
     """
     place, _, attribute = name.rpartition(":")
+    place = place.rstrip(":")
     if not place:
         module = importlib.import_module(home)
         fits = makes_a_model if home == "fxlab.models" else takes_a_module_alone
         known = [word for word in module.__all__ if fits(getattr(module, word))]
         if attribute not in module.__all__:
             _tell_of_a_file(attribute)
+            if "." in attribute:
+                _tell_of_a_file(*attribute.rsplit(".", 1))
             raise CommandError(
                 f"{home} has no {attribute}{nearest(attribute, known)}: "
                 "give file.py:name, package.module:name or one of " + ", ".join(sorted(known))
@@ -67,11 +70,13 @@ def load(name: str, home: str) -> Any:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:
             _tell_of_a_file(place, attribute)
+            if Path(place).exists():
+                raise CommandError(f"{place} is no file of Python: that ends in .py") from error
             raise CommandError(f"can't import {place}: {error}") from error
     if not hasattr(module, attribute):
         path = _file(place)
         known = _names_in(path) if path.is_file() else _public(vars(module))
-        has = f"; it has {', '.join(known)}" if path.is_file() else ""
+        has = f"; it has {', '.join(known) or 'no names'}" if path.is_file() else ""
         missing = attribute or "name: give one behind the colon"
         raise CommandError(f"{place} has no {missing}{nearest(attribute, known)}{has}")
     return getattr(module, attribute)
@@ -112,8 +117,10 @@ def _tell_of_a_file(text: str, name: str = "") -> None:
     path = _file(text)
     if path.is_file():
         known = _names_in(path)
-        has = f"{nearest(name, known)}; it has {', '.join(known)}" if name not in known else ""
-        raise CommandError(f"write {path}:{name if name in known else 'NAME'}{has}")
+        if name in known:
+            raise CommandError(f"write {path}:{name}")
+        has = f"it has {', '.join(known) or 'no names'}"
+        raise CommandError(f"write {path}:NAME{nearest(name, known)}; {has}")
     if text.endswith(".py"):
         raise CommandError(_no_file(path))
 

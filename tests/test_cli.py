@@ -69,6 +69,21 @@ def test_a_wrong_command_line_exits_with_2_and_shows_the_usage(argv, capsys):
     assert "usage: fxlab" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("doctr", "there is no doctr (is it doctor?): give one of lab, trace, show"),
+        ("show MLP --pass dce cse", "arguments: cse (--pass and --input take one word: give them"),
+        ("show MLP --pases dce", "fxlab show: error: unrecognized arguments: --pases dce\n"),
+    ],
+)
+def test_a_mistyped_command_line_says_what_was_meant(words, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words.split())
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_without_the_lab_extra_each_missing_part_comes_with_its_remedy(bare):
     told = bare("-m", "fxlab.cli", "lab")
     assert told.returncode == 1
@@ -185,6 +200,8 @@ NAMES = "Net, make, double, branch, NeedsArgs, with_a_constant, same, erases_all
         ("users_model", "write users_model.py:NAME; it has {names}"),
         ("users_model:sam", "write users_model.py:NAME (is it same?); it has {names}"),
         ("users_model:same", "write users_model.py:same"),
+        ("users_model.same", "write users_model.py:same"),
+        ("users_model.py::sam", "users_model.py has no sam (is it same?); it has {names}"),
         ("users_model.py:Same", "users_model.py has no Same (is it same?); it has {names}"),
         ("user_model.py:same", "there is no file user_model.py (is it users_model.py?)"),
         ("user_model.py", "there is no file user_model.py (is it users_model.py?)"),
@@ -320,9 +337,9 @@ def test_draw_writes_boxes_and_arrows_with_shapes(model, tmp_path):
     pytest.importorskip("graphviz")
     command = ["draw", f"{model}:Net", "--input", "f32[1, 3, 8, 8]", "-o"]
     assert cli.main([*command, "net.dot"]) == 0
-    assert cli.main([*command, "net.svg"]) == 0
+    assert cli.main([*command, "net.SVG"]) == 0
     assert "f32[1, 4, 6, 6]" in (tmp_path / "net.dot").read_text("utf-8")
-    assert "</svg>" in (tmp_path / "net.svg").read_text("utf-8")
+    assert "</svg>" in (tmp_path / "net.SVG").read_text("utf-8")
 
 
 def test_paper_lists_every_figure_and_table(capsys):
@@ -479,6 +496,10 @@ def ends(gm):
 
 
 ready = nn.ReLU()
+
+
+def layers(depth=2):
+    return nn.Sequential(*[nn.ReLU() for _ in range(depth)])
 """
 FILES = {
     "broken.py": BROKEN,
@@ -486,6 +507,8 @@ FILES = {
     "no_python.py": "x = 1\ndef f(: pass\n",
     "raises.py": "raise ValueError('boom\\x1b[31m')\n",
     "no_text.py": "\0",
+    "empty.py": "",
+    "notes.txt": "",
 }
 
 
@@ -518,9 +541,21 @@ def broken(tmp_path, monkeypatch):
         ("show broken.py:Exits", r": the code ended the process, with 3$"),
         ("show MLP --pass broken.py:ends", r": the code ended the process, with 'bye'$"),
         ("show broken.py:ready --call", r"broken\.py:ready is nothing to call"),
-        ("show broken.py:", r"write broken\.py:NAME; it has Raises, Exits, fails, .*, ready$"),
+        (
+            "show broken.py:",
+            r"write broken\.py:NAME; it has Raises, Exits, fails, .*, ready, layers$",
+        ),
         ("show no_python.py", r"no_python\.py:2: SyntaxError: "),
         ("show no_text.py", r"no_text\.py: SyntaxError: |null bytes"),
+        ("show empty.py", r"write empty\.py:NAME; it has no names$"),
+        ("show empty.py:x", r"empty\.py has no x; it has no names$"),
+        ("show notes.txt:x", r"notes\.txt is no file of Python: that ends in \.py$"),
+        ("show MLP --html x --json x", r"--html, --svg and --json need a file each$"),
+        (
+            "show broken.py:layers",
+            r"stopped: .*(\n .*)+\n  or, if broken.py:layers makes a model: ",
+        ),
+        ("trace broken.py:layers", r"try 1: .*(\n .*)+\n  or, if broken.py:layers makes a model: "),
         ("show MLP --input f32[99999999999999999999]", r"f32\[9+\] cannot be made: "),
         ("show MLP --input f32[1000000,1000000,1000]", r"cannot be made: "),
         ("show MLP --input f32[2,8] --check", r"it needs --pass"),
