@@ -756,3 +756,23 @@ def test_a_replacement_that_makes_a_view_where_the_pattern_made_a_copy_is_refuse
     assert found == [] and torch.equal(gm(x)[0], torch.ones(2, 2))
     gm = fxlab.symbolic_trace(program)  # a view for a view changes nothing
     assert len(fxlab.replace_pattern(gm, lambda v: v.view(-1), lambda v: v.reshape(-1))) == 1
+
+
+def test_the_search_for_cycles_is_on_again_behind_a_rewrite_and_behind_one_that_raises():
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(torch.relu(x)))
+    seen = []
+
+    def fails(match, graph, pattern):
+        seen.append(gc.isenabled())
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        fxlab.replace_pattern_with_filters(gm, torch.relu, torch.neg, [fails])
+    assert seen == [False] and gc.isenabled()
+    assert len(fxlab.replace_pattern(gm, torch.relu, torch.neg)) == 2 and gc.isenabled()
+    gc.disable()
+    try:
+        fxlab.replace_pattern(gm, torch.neg, torch.relu)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -8,9 +8,11 @@ replacement to the place of each match that `matcher.py` finds; when nothing mat
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,6 +149,38 @@ def replace_pattern_with_filters(
     pattern_graph = _graph_of(pattern)[0]
     matcher = SubgraphMatcher(pattern_graph, ignore_literals=ignore_literals, normalize=normalize)
     _check_reached(matcher)
+    with _no_collections():
+        return _rewrite(
+            gm, matcher, pattern_graph, replacement, match_filters, replacement_callback,
+            node_name_match,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause Python's search for garbage in cycles.
+
+    A rewrite makes many objects that stay and drops no cycles: each full search would walk the
+    whole graph for nothing, which makes time grow faster than the graph.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _rewrite(
+    gm: GraphModule,
+    matcher: SubgraphMatcher,
+    pattern_graph: Graph,
+    replacement: Any,
+    match_filters: list[Callable[[InternalMatch, Graph, Graph], bool]] | None,
+    replacement_callback: Callable[[InternalMatch, Graph, Graph], Graph] | None,
+    node_name_match: str,
+) -> list[ReplacedPatterns]:
     matches = [
         match
         for match in matcher.match(gm.graph, node_name_match)
