@@ -7,7 +7,7 @@ inside the tracer, far from what is to be done about it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ def as_passes(passes: Any) -> list[Callable[..., Any]]:
         RewriteError: One of them can't be called, such as the name of a pass.
     """
     single = callable(passes) or isinstance(passes, str)
-    several: Sequence[Any] = () if passes is None else passes
+    several: Any = passes or ()
     chosen: list[Any] = [passes] if single else list(several)
     for pass_ in chosen:
         if not callable(pass_):
@@ -109,3 +109,9 @@ def pass_name(pass_: Any) -> str:
     while not hasattr(pass_, "__name__") and hasattr(pass_, "func"):  # functools.partial
         pass_ = pass_.func
     return getattr(pass_, "__name__", None) or type(pass_).__name__
+
+
+def title_of(gm: Any) -> str:
+    """The name of the class that was captured."""
+    original = getattr(gm, "original_type", None)
+    return getattr(original, "__name__", None) or type(gm).__name__.removesuffix("Impl")

@@ -41,7 +41,7 @@ from fxlab.explorer.events import (
     new_event,
     snapshot,
 )
-from fxlab.explorer.given import as_inputs, check_model
+from fxlab.explorer.given import as_inputs, check_model, title_of
 from fxlab.explorer.searches import Searches
 from fxlab.explorer.sentences import article
 from fxlab.explorer.sites import Sites, entry_name, place_of_edit
@@ -541,6 +541,8 @@ class record:
 
 def finish_block(recorder: Recorder, error: BaseException | None) -> None:
     """End a recording: close what is open, undo everything if the block raised."""
+    from fxlab.explorer.trace import add_undone
+
     recorder.error = error
     told = error is None
     if recorder.open is not None:
@@ -558,28 +560,11 @@ def finish_block(recorder: Recorder, error: BaseException | None) -> None:
             recorder.settle()
             if not told:
                 add_undone(recorder, error)
-            span.last, span.end, span.result = (
-                len(recorder.events),
-                Boundary(None),
-                recorder.current,
-            )
+            span.last, span.end = len(recorder.events), Boundary(None)
+            span.result = recorder.current
     recorder.stop()
     if error is not None:
         recorder.undo()
-
-
-def add_undone(recorder: Recorder, error: BaseException | None) -> bool:
-    """End the story of a block that raised with a step that says so, in its last span."""
-    from fxlab.explorer.trace import add_error
-
-    assert error is not None
-    edits = [event for event in recorder.events if event.kind not in ("value", "error")]
-    before = len(recorder.spans) > 1 or (recorder.spans and recorder.spans[-1].first)
-    whose = "all edits of the block" if before else "its edits"
-    add_error(recorder, recorder.current.graph, error, f"{whose} were undone" if edits else "")
-    if recorder.spans and recorder.spans[-1].last is not None:
-        recorder.spans[-1].last = len(recorder.events)
-    return True
 
 
 def last_edited(recorder: Recorder, start: int) -> Any:
@@ -589,9 +574,3 @@ def last_edited(recorder: Recorder, start: int) -> Any:
         if owner is not None and event.kind not in ("module", "attr"):
             return owner if recorder.watched[event.graph].path == "" else recorder.current
     return recorder.current
-
-
-def title_of(gm: Any) -> str:
-    """The name of the class that was captured."""
-    original = getattr(gm, "original_type", None)
-    return getattr(original, "__name__", None) or type(gm).__name__.removesuffix("Impl")

@@ -22,8 +22,9 @@ from fxlab.core.graph import Graph
 from fxlab.display import shape_text
 from fxlab.explorer.events import Event
 from fxlab.explorer.given import as_passes, pass_name
+from fxlab.explorer.nearness import without_data
 from fxlab.explorer.record import Recorder
-from fxlab.explorer.sameness import converted, private_copy, without_data
+from fxlab.explorer.sameness import converted, private_copy
 from fxlab.explorer.sentences import article
 from fxlab.passes.base import made_by
 

@@ -21,15 +21,8 @@ from fxlab.core.errors import ExerciseError, RewriteError
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
-from fxlab.explorer.sameness import (
-    compare,
-    converted,
-    error_text,
-    execute,
-    largest,
-    private_copy,
-    rounded_once,
-)
+from fxlab.explorer.nearness import compare, error_text, largest, rounded_once
+from fxlab.explorer.sameness import converted, execute, private_copy
 from fxlab.explorer.script import script_text
 
 Check = Callable[..., Any]

@@ -120,6 +120,18 @@ def add_error(recorder: Recorder, graph: Any, error: BaseException, undone: str 
     recorder.events.append(Event("error", graph, None, None, after, error_frames(error)))
 
 
+def add_undone(recorder: Recorder, error: BaseException | None) -> bool:
+    """End the story of a block that raised with a step that says so, in its last span."""
+    assert error is not None
+    edits = [event for event in recorder.events if event.kind not in ("value", "error")]
+    before = len(recorder.spans) > 1 or (recorder.spans and recorder.spans[-1].first)
+    whose = "all edits of the block" if before else "its edits"
+    add_error(recorder, recorder.current.graph, error, f"{whose} were undone" if edits else "")
+    if recorder.spans and recorder.spans[-1].last is not None:
+        recorder.spans[-1].last = len(recorder.events)
+    return True
+
+
 def error_frames(error: BaseException) -> FxlabFrames:
     """Where an exception came from, in files outside the kit's core and explorer."""
     if isinstance(error, FxlabError) and error.where:
