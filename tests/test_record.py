@@ -1530,15 +1530,20 @@ def breaks_order(gm):
     gm.graph.output_node().append(relu)
 
 
+def mends_order(gm):
+    (output,) = gm.graph.find_nodes(op="output")
+    output.prepend(next(node for node in gm.graph.nodes if node.name == "relu"))
+
+
 def test_a_pass_carries_its_own_well_formedness_and_a_later_one_is_not_blamed():
     with record(small(), inputs=(X,)) as timeline:
-        for pass_ in (keeps, breaks_order, keeps, keeps):
+        for pass_ in (keeps, breaks_order, keeps, keeps, mends_order):
             timeline.run(pass_)
     first, broke, *later = timeline.passes
     assert first.lint is None and timeline.ill_formed_since(0) is None
     assert broke.lint == timeline.steps[broke.last - 1].problem
-    assert [span.lint for span in later] == [broke.lint] * 2
-    assert [timeline.ill_formed_since(k) for k in (1, 2, 3)] == [1, 1, 1]
+    assert [span.lint for span in later] == [None] * 3  # nothing that they did
+    assert [timeline.ill_formed_since(k) for k in (1, 2, 3, 4)] == [1, 1, 1, None]
     assert Timeline.from_json(timeline.to_json()).ill_formed_since(3) == 1
     assert broke.same_output["verdict"] == "different"
     assert later[0].same_output["verdict"] == "not checked"

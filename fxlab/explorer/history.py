@@ -304,7 +304,7 @@ class Writer(EditWriter):
         written.sentence = self._pass_sentence(written, len(before), bool(span.name))
 
     def write_lint(self) -> None:
-        """Say of each pass whether its last step left a valid graph.
+        """Say of each pass whether it turned a valid graph into one that is none.
 
         A graph that is still as a pass left it was asked itself; the others are known by replay.
         """
@@ -314,11 +314,14 @@ class Writer(EditWriter):
         timeline.check_all()
         latest: dict[str, str | None] = {}
         for span in timeline._passes:
+            given = latest.get(span.program)
             for step in timeline._steps[span.first - 1 : span.last]:
                 if step.edit.kind != "error":
                     latest[step.program] = step._problem
             if span.lint is not None or any(span is one for one in self.to_check):
-                span.lint = latest.get(span.result) or span.lint
+                problem = latest.get(span.result) or span.lint
+                latest[span.result] = problem
+                span.lint = problem if given is None else None
 
     def _heir(self, graph: Any) -> Any:
         """The program that was copied from a graph which is none itself, or that graph."""

@@ -33,7 +33,8 @@ JSON schema, version 1 (`to_json`, `from_json`). Keys not named here are refused
                (last < first: it changed nothing), "source": source key or null,
                "cost_before", "cost_after": {"nodes": {opcode: count}, "parameters", "flops",
                "bytes", "seconds": number or null} or null, "same_output": verdict or null,
-               "lint": problem or null, "sentence": text, "kept": [sentence], "report": any JSON,
+               "lint": what is ill formed since this pass, or null, "sentence": text,
+               "kept": [sentence], "report": any JSON,
                "shapes": {row id: text}, known at its end, "columns": {metric: {row id: number}}}
     verdict   {"verdict": "not checked"|"identical"|"rounding"|"different"|"refused",
                "error", "allowed": number or null, "row": first diverging row or null,
@@ -318,10 +319,15 @@ class Timeline:
         Returns:
             `index` itself if that pass broke it, an earlier one, or None: it is well formed.
         """
-        passes, begin = self.passes, None
-        while index >= 0 and passes[index].lint is not None:
-            begin, index = index, index - 1
-        return begin
+        for k in range(index, -1, -1):
+            span = self.passes[k]
+            if span.lint is not None:
+                return k
+            steps = self.steps[span.first - 1 : span.last]
+            last = next((step for step in reversed(steps) if step.program == span.result), None)
+            if last is not None and last.well_formed:
+                return None
+        return None
 
     def program(self, program: str) -> Program:
         """The program with this id.
