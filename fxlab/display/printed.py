@@ -127,6 +127,7 @@ def print_tabular(self: Graph, print_output: bool = True) -> str:
     """Print the Nodes as a table of opcode, name, target, args, kwargs; return its text.
 
     Args:
+        self: the Graph.
         print_output: False returns the text alone.
 
     >>> import fxlab
