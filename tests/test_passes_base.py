@@ -143,6 +143,24 @@ def test_a_failed_check_can_be_let_pass_and_is_still_in_the_rows():
     assert manager.rows[0].difference.max_rel > 1e-3
 
 
+def test_no_pass_is_blamed_for_the_numbers_of_one_before():
+    @fxlab.passes.as_pass(min_sqnr_db=10.0)
+    def coarse(gm):
+        "Edit in place."
+        conv = gm.get_submodule(gm.graph.find_nodes(op="call_module")[0].target)
+        conv.weight = nn.Parameter((conv.weight * 64).round() / 64)
+
+    manager = PassManager([coarse, dce], inputs=(X,))
+    manager(traced())
+    assert [row.difference.max_rel > 1e-4 for row in manager.rows] == [True, False]
+    manager = PassManager([wrong_fold, dce], inputs=(X,), suppress_check_failures=True)
+    manager(traced())
+    assert [row.difference.max_rel > 1e-4 for row in manager.rows] == [True, False]
+    with pytest.raises(PassError) as caught:
+        PassManager([coarse, wrong_fold], inputs=(X,))(traced())
+    assert caught.value.pass_name == "wrong_fold"
+
+
 def test_passes_may_return_none_a_module_or_a_result():
     class ClassPass(PassBase):
         def call(self, graph_module):
