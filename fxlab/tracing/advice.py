@@ -49,7 +49,7 @@ def watch(tracer: Tracer) -> Iterator[None]:
     if parallel or hasattr(root, "_orig_mod"):
         inner = "module" if parallel else "_orig_mod"
         raise TraceError(
-            f"a {type(root).__name__} only wraps the model: its own code is not the program",
+            f"{type(root).__name__} only wraps the model: its own code is not the program",
             hint=f"trace what it wraps: symbolic_trace(model.{inner})",
         )
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
@@ -121,7 +121,7 @@ def ways_out(node: Node, tracer: Any, what: str) -> list[str]:
     kind = type(tracer.root)
     if kind is not torch.nn.Module and Tracer.is_leaf_type(kind):
         hints.append(
-            f"a {kind.__name__} of torch's is recorded as one call where it is part of a model: "
+            f"torch's own {kind.__name__} is recorded as one call where it is part of a model: "
             "symbolic_trace(torch.nn.Sequential(module))"
         )
     if shaped and tracer._examples is None:
