@@ -16,15 +16,25 @@ from typing import TYPE_CHECKING, Any
 from fxlab.core.node import target_text as text_of_target
 from fxlab.display import shape_text
 from fxlab.explorer.drawing import GLYPHS, elide
-from fxlab.explorer.frames import LETTERS
+from fxlab.explorer.frames import LETTERS, rows_in_state
 from fxlab.explorer.sentences import target_text
 
 if TYPE_CHECKING:
     from graphviz import Digraph
 
+    from fxlab.explorer.frames import Frame, State
     from fxlab.explorer.timeline import Timeline
 
 LIMIT = 2_000
+# What a step changed has a ground and a thick border; what it erased is dashed.
+CHANGED = {
+    kind: {"color": color, "fillcolor": ground, "style": f"rounded,filled,{line}", "penwidth": "4"}
+    for kind, color, ground, line in (
+        ("created", "#0b6637", "#e3f5ea", "solid"),
+        ("changed", "#7a5200", "#fdf6dc", "solid"),
+        ("erased", "#a8201a", "#fdeaea", "dashed"),
+    )
+}
 SECONDS = 60
 # No XML can hold these, and a terminal would obey them.
 CONTROLS = dict.fromkeys([*range(10), *range(11, 32), *range(127, 160)], "\ufffd")
@@ -44,13 +54,32 @@ def timeline_dot(timeline: Timeline, index: int) -> Digraph:
         ValueError: The program has more than 2,000 nodes.
     """
     frame = timeline.frame(index)
+    changes = _changes(timeline, index, frame) if index else {}
+    erased = {row: state for row, (kind, state) in changes.items() if kind == "erased"}
     nodes = [
         (row, state.letter, state.name, target_text(state.op, state.target), timeline.shape(row))
-        for row, state in frame.rows.items()
+        for row, state in {**frame.rows, **erased}.items()
     ]
     edges = [(source, row) for row in frame.rows for source in frame.inputs(row)]
-    changed = {change.row for change in timeline.changes(index)} if index else set()
-    return _digraph(nodes, edges, changed)
+    edges += [(source, row) for row, state in erased.items() for source in rows_in_state(state)]
+    return _digraph(nodes, edges, {row: kind for row, (kind, _) in changes.items()})
+
+
+def _changes(timeline: Timeline, index: int, frame: Frame) -> dict[int, tuple[str, State]]:
+    """The rows that a step changed: created, erased (as they were) or changed."""
+    out = {}
+    for row, before, after in timeline.changes(index):
+        state = after or before
+        if state is not None:
+            out[row] = "erased" if after is None else "changed" if before else "created", state
+    edit = timeline.steps[index - 1].edit
+    if edit.kind in ("module", "attr"):
+        path = str(((edit.after or {}) | (edit.before or {})).get("path", ""))
+        used = {path, path.rpartition(".")[0]}
+        for row, state in frame.rows.items():
+            if state.op in ("call_module", "get_attr") and state.target in used:
+                out[row] = "changed", state
+    return out
 
 
 def graph_dot(graph: Any) -> Digraph:
@@ -67,14 +96,14 @@ def graph_dot(graph: Any) -> Digraph:
         letter = LETTERS.get(node.op, "?")
         nodes.append((node.name, letter, node.name, target_text(node.op, target), shape))
         edges += [(source.name, node.name) for source in node.all_input_nodes]
-    return _digraph(nodes, edges, set())
+    return _digraph(nodes, edges, {})
 
 
 def _callable_name(target: Any) -> str:
     return text_of_target(target) if callable(target) else repr(target)
 
 
-def _digraph(nodes: list[tuple], edges: list[tuple], changed: set) -> Digraph:
+def _digraph(nodes: list[tuple], edges: list[tuple], changes: dict[int, str]) -> Digraph:
     from graphviz import Digraph, escape, nohtml
 
     if len(nodes) > LIMIT:
@@ -85,17 +114,19 @@ def _digraph(nodes: list[tuple], edges: list[tuple], changed: set) -> Digraph:
         place[key] = f"n{number}"
         lines = [f"{letter}  {elide(name, 40)}", elide(target, 48), elide(shape, 40)]
         text = "\n".join(line.translate(CONTROLS) for line in lines if line)
+        plain = {"color": GLYPHS.get(letter, "#566173"), "style": "rounded", "penwidth": "1"}
         # escape() keeps backslashes, quotes and <...> of a model's names from meaning anything.
         dot.node(
             place[key],
             nohtml(escape(text).replace("\n", "\\n")),
-            color=GLYPHS.get(letter, "#566173"),
-            style="rounded,bold" if key in changed else "rounded",
-            penwidth="3" if key in changed else "1",
+            **{**plain, **CHANGED.get(changes.get(key, ""), {})},
         )
     for source, row in edges:
         if source in place and row in place:
-            dot.edge(place[source], place[row], color="#566173")
+            gone = "erased" in (changes.get(source), changes.get(row))
+            dot.edge(
+                place[source], place[row], color="#566173", style="dashed" if gone else "solid"
+            )
     return dot
 
 
