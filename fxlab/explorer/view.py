@@ -13,6 +13,7 @@ The data is plain JSON, one object::
     rows            [[id, letter, name, line, target, inputs, shape, path, source, from]]
                     line: pieces, texts and row ids where a name stands; path: index in `paths` or
                     -1; source: indices of places; from: row ids, or texts of rows that are not here
+                    (as the timeline begins; a row taken up later comes with the step, in `ch`)
     paths           [[parent path or -1, module path, type]]
     steps           [{p: program, s: pass, k: kind, r: row or null, t: sentence, c: code,
                       w: [index of place], wf: problem or null, m: [rows changed in place],
@@ -135,8 +136,10 @@ class _Builder:
         timeline = self.timeline
         timeline.check_all()
         self.spans = timeline.passes
+        self.since = self.provenance()
         steps = [self.step(k + 1) for k in range(len(timeline.steps))]
         self.matches(steps)
+        self.taken(steps)
         shapes = self.shapes(steps)
         return {
             "title": timeline.title,
@@ -188,11 +191,46 @@ class _Builder:
             shapes.get(row, known.shape),
             self.path(known.stack, state),
             [self.place(place) for place in known.source],
-            [
-                one["row"] if one.get("row") is not None else str(one.get("name"))
-                for one in known.ancestors
-            ],
+            self.ancestors(row, 0),
         ]
+
+    def ancestors(self, row: int, index: int) -> list[int | str]:
+        """What a row comes from, as of step `index`: row ids, or names of rows not here."""
+        return [
+            one["row"] if one.get("row") is not None else str(one.get("name"))
+            for one in self.timeline.rows[row].ancestors
+            if self.since.get((one.get("row"), row), 0) <= index
+        ]
+
+    def provenance(self) -> dict[tuple[int | None, int], int]:
+        """The step at which a row took up another, (that other, the row): the reroute to it.
+
+        What the other had taken up itself came with it; where no edit tells, it was always so.
+        """
+        rerouted: dict[tuple[int | None, int], int] = {}
+        for step in self.timeline.steps:
+            if (
+                step.edit.kind == "reroute"
+                and (to := (step.edit.after or {}).get("to")) is not None
+            ):
+                rerouted[step.edit.row, to] = step.index
+        since: dict[tuple[int | None, int], int] = {}
+        for row in {to for _, to in rerouted}:
+            nearer: list[tuple[int, set[Any]]] = []
+            for one in self.timeline.rows[row].ancestors:
+                old = one.get("row")
+                through = [at for at, older in nearer if old is not None and old in older]
+                since[old, row] = rerouted.get((old, row), min(through, default=0))
+                known = self.timeline.rows[old].ancestors if old is not None else ()
+                nearer.append((since[old, row], {other.get("row") for other in known}))
+        return since
+
+    def taken(self, steps: list[dict[str, Any]]) -> None:
+        """Add to the steps what the rows come from once they have happened."""
+        changes = {(index, row) for (_, row), index in self.since.items() if index}
+        for index, row in sorted(changes):
+            change = {"from": self.ancestors(row, index)}
+            steps[index - 1].setdefault("ch", []).append([row, change])
 
     def fields(self, row: int, state: State) -> dict[str, Any]:
         """The parts of a row that an edit can change."""
