@@ -388,6 +388,8 @@ def test_what_a_chip_warns_of_is_a_failed_check():
     assert [span["bad"] for span in shown["passes"]] == ["", "another output", ""]
     assert shown["passes"][1]["same"]["name"] == "relu"
     assert shown["passes"][2]["same"]["text"] == "identical; still different since swaps"
+    for text in (text_table(shown), static_html(shown)):
+        assert text.count("still different since swaps") == 1
 
 
 def test_work_that_is_not_counted_has_no_number(data):

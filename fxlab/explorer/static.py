@@ -18,6 +18,8 @@ from fxlab.explorer.view import writable
 LIMIT = 24_000
 """Bytes of a static copy, so that twenty of them leave a notebook small."""
 LEFT = 'style="text-align:left"'  # notebooks align cells to the right
+VERDICTS = ("well formed: ", "not well formed", "same output: ")
+SAME = "same output: identical"
 EXPORT = 'timeline.to_html("story.html")'
 # A picture can't ask whether its page is dark, but it reads a number that the themes of JupyterLab
 # and Notebook 7 set: 0 in light ones, more in dark ones. Elsewhere the picture stays light.
@@ -184,7 +186,10 @@ def pass_lines(data: dict[str, Any]) -> list[str]:
     for span in data["passes"]:
         count = plural(max(0, span["last"] - span["first"] + 1), "step")
         said = f"{_flat(elide(span['name'], 80))}: {count}. {'; '.join(span['strip'])}"
-        out.append(_flat(elide(span["sentence"], 160)) if span["quiet"] else said)
+        if span["quiet"]:
+            told = [fact for fact in span["strip"] if fact.startswith(VERDICTS) and fact != SAME]
+            said = "; ".join([elide(span["sentence"], 160), *told])
+        out.append(_flat(said))
     return out
 
 
