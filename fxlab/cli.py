@@ -16,7 +16,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from fxlab import measuring
 from fxlab.core.errors import FxlabError
 from fxlab.naming import (
     CommandError,
@@ -35,27 +35,15 @@ from fxlab.naming import (
     takes_a_module_alone,
     told,
 )
-from fxlab.surroundings import PACKAGES, Finding, surroundings, version_of
+from fxlab.surroundings import PACKAGES, START, Finding, start_notebook, surroundings, version_of
+from fxlab.terminal import plain, say
 
-START = Path("notebooks") / "00_start.ipynb"
 # A teacher's commands; fxlab.teach.commands adds their arguments and runs them.
 _TEACH = {
     "release": "make the students' notebooks from the masters",
     "grade": "grade a folder of submissions",
     "new-exercise": "start an exercise of your own",
 }
-
-
-def _plain(text: str) -> str:
-    """Return what may go to a terminal: a name of somebody's model must not move its cursor."""
-    return re.sub(
-        r"[^\n\t -~\xa0-\U0010ffff]|[\ud800-\udfff\u202a-\u202e\u2066-\u2069]", "\ufffd", text
-    )
-
-
-def _say(text: str) -> None:
-    """Tell somebody who waits what is being done."""
-    print(_plain(text), file=sys.stderr, flush=True)
 
 
 def _print_findings(findings: Sequence[Finding], stream: TextIO | None = None) -> None:
@@ -73,23 +61,6 @@ def doctor(args: argparse.Namespace) -> int:
     else:
         _print_findings(findings)
     return 0
-
-
-def start_notebook() -> Path | None:
-    """Find the first lecture: in this folder or one above it, else beside the package.
-
-    Returns:
-        The path of ``00_start.ipynb``, or None where the lectures are not (a plain
-        ``pip install`` brings the package alone).
-    """
-    return _of_the_project(START)
-
-
-def _of_the_project(part: Path) -> Path | None:
-    """Find a part of the project that does not come with the package."""
-    here = Path.cwd()
-    places = [here, *here.parents, Path(__file__).resolve().parent.parent]
-    return next((place / part for place in places if (place / part).exists()), None)
 
 
 def lab(args: argparse.Namespace) -> int:
@@ -194,7 +165,7 @@ def trace(args: argparse.Namespace) -> int:
 
         print(json.dumps(graph_to_json(gm.graph), indent=2))
     else:
-        print(_plain(str(gm.graph) if args.graph else gm.code.strip()))
+        print(plain(str(gm.graph) if args.graph else gm.code.strip()))
     return 0
 
 
@@ -215,32 +186,32 @@ def show(args: argparse.Namespace) -> int:
     if len(set(written)) < len(written):
         raise CommandError("--html, --svg and --json need a file each")
     model = _model(args)
-    _say(f"capturing {args.model}" + "".join(f", running {name}" for name in args.passes))
+    say(f"capturing {args.model}" + "".join(f", running {name}" for name in args.passes))
     start = time.perf_counter()
     timeline: Any = timeline_of(model, passes, inputs)
     if timeline.recorder.current is not None:  # else the capture failed
         _refuse_a_maker(args, timeline.recorder.current)
     last = len(timeline.steps)
-    _say(f"{plural(last, 'step')} in {time.perf_counter() - start:.1f} s")
+    say(f"{plural(last, 'step')} in {time.perf_counter() - start:.1f} s")
     for path, write in (
         (args.html, timeline.to_html), (args.json, timeline.to_json),
         (args.svg, lambda path: timeline.to_svg(path, last)),
     ):  # fmt: skip
         if path is not None:
             write(path)
-            _say(f"wrote {path}")
+            say(f"wrote {path}")
     # The last step says in one line what stopped it; the rest is for the error stream.
-    print(_plain(text_table({**view(timeline), "error": ""}, limit=args.steps)))
+    print(plain(text_table({**view(timeline), "error": ""}, limit=args.steps)))
     failure = timeline.failure
     if failure is not None:
         taught = isinstance(failure, FxlabError)
         hint = _if_a_maker(args, model) if timeline.recorder.current is None else ""
-        _say(f"stopped: {'' if taught else f'{type(failure).__name__}: '}{failure}{hint}")
+        say(f"stopped: {'' if taught else f'{type(failure).__name__}: '}{failure}{hint}")
         return 1
     if args.check:
         return _checked(timeline.passes)
     if inputs is not None and timeline.recorder.reference.problem is not None:
-        _say(f"not run: {timeline.recorder.reference.problem}")
+        say(f"not run: {timeline.recorder.reference.problem}")
     return 0
 
 
@@ -251,9 +222,9 @@ def _checked(spans: Sequence[Any]) -> int:
     refused = [found["text"] for _, found in verdicts if found.get("verdict") == "refused"]
     refused += [why for s in spans for why in s.kept if "which is no GraphModule" in why]
     if broke:
-        _say(f"not the same output, or not well formed: {', '.join(broke)}")
+        say(f"not the same output, or not well formed: {', '.join(broke)}")
     if refused:
-        _say(refused[0])
+        say(refused[0])
     return int(bool(broke or refused))
 
 
@@ -268,7 +239,7 @@ def draw(args: argparse.Namespace) -> int:
 
         shape_prop(gm, *(example_input(text) for text in args.input))
     dot = graph_dot(gm)
-    _say(f"drawing {plural(len(gm.graph.nodes), 'node')}")
+    say(f"drawing {plural(len(gm.graph.nodes), 'node')}")
     kind = args.output.suffix.lower()
     if kind == ".png":
         words = [layout_program() or "dot", "-Tpng", "-o", str(args.output)]
@@ -276,110 +247,8 @@ def draw(args: argparse.Namespace) -> int:
     else:
         text = dot.source if kind == ".dot" else render(dot, "svg")
         args.output.write_text(text, encoding="utf-8")
-    _say(f"wrote {args.output}")
+    say(f"wrote {args.output}")
     return 0
-
-
-def paper(args: argparse.Namespace) -> int:
-    """Set the paper's figures and tables beside this machine, or two machines side by side."""
-    from fxlab import evidence
-
-    if not args.run_again and (args.out is not None or args.paper_size):
-        raise CommandError("--out and --paper-size say how to measure: they need --run")
-    failed: list[str] = []
-    exhibits = _exhibits(args.only)
-    wanted = {name for exhibit in exhibits for name in (exhibit.title, exhibit.evidence)}
-
-    def chosen(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-        return [row for row in rows if args.only is None or row["exhibit"] in wanted]
-
-    if args.run_again:
-        found, failed = _measure_again(args, sorted({one.notebook for one in exhibits}))
-    else:
-        found = [evidence.load(path) for path in args.compare or ()] or [evidence.saved()]
-        if len(found) == 1 and args.compare:
-            found.insert(0, evidence.saved())
-        if len(found) == 2:
-            one, other = ("saved", *(path.stem for path in args.compare))[-2:]
-            names = (f"1 {one}", f"2 {other}")
-            return _print_rows(chosen(evidence.comparison(found[0], found[1], names)), args)
-        (found,) = found
-    code = _print_rows(chosen(evidence.overview(found)), args)
-    for line in failed:
-        _say(line)
-    return 1 if failed else code
-
-
-def _exhibits(only: str | None) -> list[Any]:
-    """Return the exhibits of the lecture that has one of them, or all."""
-    from fxlab.paper import EXHIBITS
-
-    wanted = only and only.lower()
-    homes = {e.notebook for e in EXHIBITS
-             if wanted in (None, e.title.lower(), e.evidence.lower())}  # fmt: skip
-    if not homes:
-        titles = ", ".join(exhibit.title for exhibit in EXHIBITS)
-        raise CommandError(f"the paper has no {only}: give one of {titles}")
-    return [exhibit for exhibit in EXHIBITS if exhibit.notebook in homes]
-
-
-def _measure_again(args: argparse.Namespace, names: list[str]) -> tuple[list[Any], list[str]]:
-    """Run lectures and write what they find."""
-    from fxlab import evidence
-
-    start = start_notebook()
-    if start is None:
-        raise CommandError("the lectures are not here: clone the project to run them")
-    lectures = [start.parent / f"{name}.ipynb" for name in names]
-    found, failed = evidence.run(lectures, paper_size=args.paper_size, progress=_say)
-    if args.out is not None:
-        evidence.dump(found, args.out)
-        _say(f"wrote {args.out}")
-    return found, failed
-
-
-def _print_rows(rows: list[dict[str, str]], args: argparse.Namespace) -> int:
-    """Print rows of texts as JSON, as a Markdown table, or one below the other."""
-    if args.json:
-        print(json.dumps(rows, indent=2))
-    elif args.markdown:
-        from fxlab.evidence import markdown
-
-        print(markdown(rows))
-    else:
-        for row in rows:
-            (_, title), *rest = row.items()
-            print(title)
-            for name, text in rest:
-                if text:
-                    print(_plain(f"  {name}: {text}"))
-    return 0
-
-
-def bench(args: argparse.Namespace) -> int:
-    """Run the benchmark scripts, each in a process of its own on one thread."""
-    folder = _of_the_project(Path("tests/bench"))
-    if folder is None:
-        raise CommandError("the benchmarks are not here: they come with a clone of the project")
-    scripts = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
-    wanted = args.names or list(scripts)
-    for name in wanted:
-        if name not in scripts:
-            close = nearest(name, scripts)
-            choice = ", ".join(scripts)
-            raise CommandError(f"there is no benchmark {name}{close}: give one of {choice}")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    results = []
-    for number, name in enumerate(wanted, 1):
-        _say(f"[{number}/{len(wanted)}] {name}")
-        words = [sys.executable, str(scripts[name])]
-        ran = subprocess.run(words, env=environment, text=True, check=False,
-                             stdout=subprocess.PIPE if args.json else None)  # fmt: skip
-        lines = (ran.stdout or "").splitlines()
-        results.append({"name": name, "code": ran.returncode, "lines": lines})
-    if args.json:
-        print(json.dumps(results, indent=2))
-    return int(any(result["code"] for result in results))
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
@@ -537,7 +406,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print README's table")
-    command.set_defaults(run=paper, passes_on=False)
+    command.set_defaults(run=measuring.paper, passes_on=False)
 
     command = commands.add_parser(
         "bench",
@@ -546,7 +415,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="core, record, ...; all if none")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=bench, passes_on=False)
+    command.set_defaults(run=measuring.bench, passes_on=False)
 
     for name, purpose in _TEACH.items():
         command = commands.add_parser(name, help=purpose)
@@ -604,14 +473,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fxlab show ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        _say(f"fxlab {args.command}: stopped")
+        say(f"fxlab {args.command}: stopped")
         return 130
     except SystemExit as stop:
         if args.passes_on:
             raise
-        _say(f"fxlab {args.command}: the code ended the process, with {stop.code!r}")
+        say(f"fxlab {args.command}: the code ended the process, with {stop.code!r}")
     except Exception as error:
-        _say(f"fxlab {args.command}{_reason(error)}")
+        say(f"fxlab {args.command}{_reason(error)}")
     return 1
 
 

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+START = Path("notebooks") / "00_start.ipynb"
 SETTINGS = Path("share/jupyter/lab/settings/overrides.d/fxlab.json")
 
 # What each part of the kit stands on: (distribution, extra that brings it, what for).
@@ -122,3 +123,20 @@ def surroundings() -> list[Finding]:
     findings += [_package(*package) for package in PACKAGES]
     findings += [_front_end(), _dot(), _saved_state()]
     return findings
+
+
+def start_notebook() -> Path | None:
+    """Find the first lecture: in this folder or one above it, else beside the package.
+
+    Returns:
+        The path of ``00_start.ipynb``, or None where the lectures are not (a plain
+        ``pip install`` brings the package alone).
+    """
+    return of_the_project(START)
+
+
+def of_the_project(part: Path) -> Path | None:
+    """Find `part` of the project, which does not come with the package, or return None."""
+    here = Path.cwd()
+    places = [here, *here.parents, Path(__file__).resolve().parent.parent]
+    return next((place / part for place in places if (place / part).exists()), None)

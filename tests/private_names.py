@@ -55,8 +55,8 @@ PRIVATE = {
         "hand codes to fbgemm without rounding them again",
         "torch.quantize_per_tensor of the dequantized codes",
     ),
-    "torch._make_per_channel_quantized_tensor": (
-        "hand a weight's codes and scales to the kernels",
+    "torch._empty_per_channel_affine_quantized": (
+        "hand a weight's codes to fbgemm without a copy of them",
         "torch.quantize_per_channel of the dequantized codes",
     ),
     "torch._ops": (
@@ -123,6 +123,10 @@ PRIVATE = {
     "torch.utils._device._device_constructors": (
         "torch's list of functions that make tensors",
         "a list of ours",
+    ),
+    "torch.utils._mode_utils": (
+        "measuring a layer's engines is hidden from whoever counts a call",
+        "torch._C._DisableTorchDispatch, or let it be counted once",
     ),
     "torch.utils._python_dispatch": (
         "watch which operators a node dispatches, for its cost",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fxlab import cli, evidence
+from fxlab import cli, evidence, surroundings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -629,17 +629,17 @@ def test_show_says_so_when_the_program_refuses_the_inputs(capsys):
 
 
 def test_the_first_lecture_is_found_from_a_folder_below_the_project(monkeypatch, tmp_path):
-    lecture = tmp_path / cli.START
+    lecture = tmp_path / surroundings.START
     lecture.parent.mkdir()
     lecture.write_text("{}")
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    assert cli.start_notebook() == lecture
+    assert surroundings.start_notebook() == lecture
 
 
 def test_lab_serves_the_first_lecture_and_passes_options_on_to_jupyterlab(tmp_path):
-    lecture = tmp_path / cli.START
+    lecture = tmp_path / surroundings.START
     lecture.parent.mkdir()
     lecture.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     with socket.socket() as free:

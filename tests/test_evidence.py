@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fxlab import cli, evidence, paper
+from fxlab import cli, evidence, paper, surroundings
 from fxlab.evidence import PAPERS_METHOD, Evidence, Measured
 from fxlab.paper import APPENDIX_C, Pair, Ratio, Slot
 from tests.run_notebooks import found_by_the_lectures
@@ -170,7 +170,7 @@ def test_lectures_are_executed_anew_in_their_form_and_a_failing_one_is_named(tmp
 def test_the_command_measures_one_exhibit_and_writes_it(tmp_path, monkeypatch, capsys):
     pytest.importorskip("nbclient")
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / cli.START).write_text("{}")
+    (tmp_path / surroundings.START).write_text("{}")
     cell = "from fxlab import evidence\nevidence.counts('Figure 1', {'as traced': 4})"
     lecture(tmp_path / "notebooks/01_capture.ipynb", cell)
     monkeypatch.chdir(tmp_path)

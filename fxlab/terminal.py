@@ -1,0 +1,18 @@
+"""What may be written to a terminal, and where does it go?"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+
+def plain(text: str) -> str:
+    """Return what may go to a terminal: a name of somebody's model must not move its cursor."""
+    return re.sub(
+        r"[^\n\t -~\xa0-\U0010ffff]|[\ud800-\udfff\u202a-\u202e\u2066-\u2069]", "\ufffd", text
+    )
+
+
+def say(text: str) -> None:
+    """Tell somebody who waits what is being done."""
+    print(plain(text), file=sys.stderr, flush=True)
