@@ -392,6 +392,31 @@ def test_what_a_chip_warns_of_is_a_failed_check():
         assert text.count("still different since swaps") == 1
 
 
+def test_a_chip_says_not_well_formed_of_the_pass_that_did_it_and_later_ones_since_when():
+    def breaks(gm):
+        (output,) = gm.graph.find_nodes(op="output")
+        output.append(output.args[0])
+
+    def keeps(gm):
+        "Edit nothing."
+
+    timeline = timeline_of(lambda x: torch.relu(x + 1), [breaks, keeps, keeps], (torch.ones(3),))
+    data = view(timeline)
+    assert [one["bad"] for one in data["passes"]] == [
+        "",
+        "not well formed and another output",
+        "",
+        "",
+    ]
+    problem = timeline.steps[-1].problem
+    strips = [one["strip"] for one in data["passes"]]
+    assert f"well formed: no: {problem}" in strips[1]
+    assert all("not well formed since breaks" in one for one in strips[2:])
+    assert not any(problem in note for one in data["passes"] for note in one["kept"])
+    for text in (text_table(data), static_html(data)):
+        assert "not well formed since breaks" in text
+
+
 def test_work_that_is_not_counted_has_no_number(data):
     flops = next(one for one in data["metrics"] if one["id"] == "flops")
     letters = {str(row[0]): row[4] for row in data["rows"]}

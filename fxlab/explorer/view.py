@@ -45,7 +45,8 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from fxlab.explorer.frames import Replay, State, rows_in_state
-from fxlab.explorer.sentences import expression, quantity, target_text
+from fxlab.explorer.sentences import expression, target_text
+from fxlab.explorer.strip import formed, strip
 
 if TYPE_CHECKING:
     from fxlab.explorer.timeline import PassSpan, Place, Timeline
@@ -477,9 +478,6 @@ class _Builder:
         for step in steps[span.first - 1 : span.last]:
             shown.update(dict.fromkeys((step["p"], step.get("was", step["p"]))))
         same = span.same_output
-        kept = [str(text) for text in span.kept]
-        if span.lint:
-            kept.insert(0, f"lint: {span.lint}")
         return {
             "name": span.name,
             "kind": span.kind,
@@ -487,7 +485,7 @@ class _Builder:
             "last": span.last,
             "quiet": span.last < span.first,
             "sentence": span.sentence or f"{span.name} changed nothing",
-            "strip": strip(span),
+            "strip": [*formed(self.timeline, k), *strip(span)],
             "bad": " and ".join(
                 ["not well formed"] * bool(span.lint)
                 + ["another output"] * bool(same and same["verdict"] == "different")
@@ -495,7 +493,7 @@ class _Builder:
             "same": {key: same.get(key) for key in ("verdict", "text", "row", "name")}
             if same
             else None,
-            "kept": kept,
+            "kept": [str(text) for text in span.kept],
             "nodes": self.count_before(k, steps),
             "slots": {str(p): self.slots(k, self.programs[p].id) for p in sorted(shown)},
         }
@@ -516,38 +514,6 @@ def _metric(name: str, values: dict[int, float], shown: bool) -> dict[str, Any]:
         "on": shown,
         "values": {str(row): value * scale for row, value in values.items()},
     }
-
-
-def strip(span: PassSpan) -> list[str]:
-    """What a pass cost and saved, one text a fact: `nodes 177 -> 124`, `FLOPs 8.2 G -> 8.1 G`."""
-    before, after = span.cost_before or {}, span.cost_after or {}
-    out = []
-    nodes_before, nodes_after = before.get("nodes") or {}, after.get("nodes") or {}
-    if nodes_before and nodes_after:
-        out.append(_change("nodes", sum(nodes_before.values()), sum(nodes_after.values())))
-        for op in [*nodes_before, *(op for op in nodes_after if op not in nodes_before)]:
-            if nodes_before.get(op, 0) != nodes_after.get(op, 0):
-                out.append(_change(op, nodes_before.get(op, 0), nodes_after.get(op, 0)))
-    for key, word, scale, unit in (
-        ("parameters", "parameters", 1, ""),
-        ("flops", "FLOPs of conv and matmul", 1, ""),
-        ("bytes", "bytes", 1, "B"),
-        ("seconds", "time", 1e3, "ms"),
-    ):
-        if before.get(key) is not None and after.get(key) is not None:
-            out.append(_change(word, scale * before[key], scale * after[key], unit))
-    if span.same_output:
-        out.append(f"same output: {span.same_output['text']}")
-    return out
-
-
-def _change(word: str, before: float, after: float, unit: str = "") -> str:
-    first, then = quantity(before, unit), quantity(after, unit)
-    if before == after:
-        return f"{word} {first}"
-    if first == then:
-        first, then = (f"{value:,} {unit}".rstrip() for value in (before, after))
-    return f"{word} {first} \u2192 {then}"
 
 
 def state_lines(path: str, before: Any, after: Any) -> tuple[list[str], list[str]]:
