@@ -117,7 +117,8 @@ class TracerBase:
             self._check_mutable(node)
         if self._tracing:
             meta = node.meta
-            meta["source"] = call_site(4, True, 2)
+            # Behind a module's call stand create_proxy, call_module and the two of its patch.
+            meta["source"] = call_site(4, True, 6 if kind == "call_module" else 2)
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
             if self._retracing:
@@ -168,7 +169,7 @@ class TracerBase:
         Raises:
             TraceError: a value that no graph can hold.
         """
-        kind = cast(Any, type(a))
+        kind: Any = type(a)  # pyright: ignore[reportUnknownVariableType]
         if kind is Proxy:
             return a.__dict__["node"]
         if kind in _PLAIN:

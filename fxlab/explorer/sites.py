@@ -67,11 +67,16 @@ class Sites:
 
 
 def place_of_edit() -> tuple[tuple[str, int, str], ...]:
-    """The frames that led to an edit; torch's own way from an operation to its Proxy is none."""
+    """The frames that led to an edit.
+
+    torch's own way from an operation to its Proxy is none, nor are the wrappers that keep Dynamo
+    out of torch.fx.
+    """
     where = call_site()
-    dispatch = [name for file, _, name in where if is_torchs(file)]
-    if where and is_torchs(where[0][0]) and "handle_torch_function" in dispatch:
-        return call_site(skip_torch=True) or where
+    if where and is_torchs(where[0][0]):
+        dispatched = any(name == "handle_torch_function" for _, _, name in where)
+        if dispatched or "_dynamo" in Path(where[0][0]).parts:
+            return call_site(skip_torch=True) or where
     return where
 
 
