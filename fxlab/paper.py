@@ -19,6 +19,7 @@ import platform
 import random
 import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -600,7 +601,7 @@ def _panel(
             x = place + (index - (len(series) - 1) / 2) * width
             value = pick(slot)
             if value is None or isinstance(value, str):
-                reason = "not in the paper" if value is None else value
+                reason = textwrap.fill("not in the paper" if value is None else value, 32)
                 axes.text(x, 0.03, reason, rotation=90, ha="center", va="bottom", fontsize=7)
                 continue
             height, below, above = _bar(value)

@@ -136,6 +136,19 @@ def test_the_figure_tells_paper_and_machine_apart_without_colour_and_names_the_m
     assert left.patches[0].get_height() == pytest.approx(0.2129 / 0.2996)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_a_long_reason_stays_inside_its_slot_and_below_the_legend():
+    reason = "TensorRT needs an NVIDIA GPU and a CUDA build of torch; none is here"
+    slot = Slot("ResNet-50", paper.APPENDIX_D[0], reason, {}, ("device",))
+    figure = paper.draw([slot, slot], "Figure 8", names=("PyTorch", "lowered"))
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    (found, _) = [text for text in axes.texts if "TensorRT" in text.get_text()]
+    place = found.get_window_extent()
+    assert place.y1 < axes.get_legend().get_window_extent().y0
+    assert axes.bbox.x0 < place.x0 and place.x1 < axes.bbox.x1
+
+
 def test_the_cores_granted_are_at_least_a_part_of_one_and_at_most_those_of_the_machine():
     import os
 
