@@ -9,6 +9,7 @@ from tests.soak import Reading, minute, soak
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_hundreds_of_programs_leave_no_memory_no_file_and_no_thread_behind():
     torch.set_num_threads(1)
     readings = soak(400)
@@ -16,6 +17,7 @@ def test_hundreds_of_programs_leave_no_memory_no_file_and_no_thread_behind():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_an_hour_of_a_class_leaves_nothing_behind():
     torch.set_num_threads(1)
     pytest.importorskip("ipywidgets")
