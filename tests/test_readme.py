@@ -30,7 +30,7 @@ def test_the_example_has_at_most_twelve_lines():
 def test_what_is_ones_own_comes_before_the_tables_and_in_six_lines():
     section = TEXT.partition("## Your model, your pass\n")[2].partition("\n## ")[0]
     source, cell = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(source.splitlines()) <= 6 and len(cell.splitlines()) == 1
+    assert len(list(filter(None, source.splitlines()))) <= 6 and len(cell.splitlines()) == 1
     assert "fxlab show mine.py:" in section and "explore(model, passes=[" in section
     assert TEXT.index(section) < TEXT.index("\n|")
     for guide in ("own_pass", "own_tracer", "coming_from_torch_fx", "reference", "timeline"):

@@ -174,6 +174,9 @@ def _only_tells(frame: types.FrameType) -> bool:
 
     So does a variable all of whose readers do, and a function whose caller does.
     """
+    call = expression(frame)
+    if isinstance(call, ast.Call) and _is_told(_value(call.func, frame)):
+        return True  # wherever the call stands
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     try:
         statements = _statements(source)
@@ -206,16 +209,18 @@ def _innermost(statements: list[ast.stmt], first: int, last: int) -> ast.stmt | 
     return min(around, key=lambda s: (s.end_lineno or s.lineno) - s.lineno, default=None)
 
 
+def _is_told(function: Any) -> bool:
+    """Say whether a function does nothing with text but to tell it."""
+    return (
+        any(function is one for one in (print, warnings.warn, torch._assert))
+        or isinstance(getattr(function, "__self__", None), logging.Logger)
+        or getattr(function, "__module__", None) == "logging"
+    )
+
+
 def _tells(statement: ast.stmt | None, frame: types.FrameType) -> bool:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = _value(statement.value.func, frame)
-        owner = getattr(function, "__self__", None)
-        return (
-            function in (print, warnings.warn)
-            or isinstance(owner, logging.Logger)
-            or getattr(function, "__module__", None) == "logging"
-            or function is torch._assert
-        )
+        return _is_told(_value(statement.value.func, frame))
     if isinstance(statement, ast.Expr):  # a docstring, or text that nobody uses
         return not any(isinstance(n, (ast.Subscript, ast.Call)) for n in ast.walk(statement))
     return isinstance(statement, (ast.Raise, ast.Assert))

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import peak  # beside this file, which is run as a script
 import torch
 import torch.fx
 from torch import nn
@@ -23,6 +22,7 @@ from torch.fx.passes.split_module import split_module as torch_split_module
 import fxlab
 from fxlab.models import LearningToPaintActor, resnet50
 from fxlab.passes import CapabilityBasedPartitioner, OperatorSupport, cost, split_module
+from tests.bench import peak
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import peak  # beside this file, which is run as a script
 import torch
 import torch.fx.experimental.optimization as torch_optimization
 from torch.fx.passes.shape_prop import ShapeProp as TorchShapeProp
@@ -29,6 +28,7 @@ from fxlab.passes import (
     optimize_for_inference,
     shape_prop,
 )
+from tests.bench import peak
 
 
 def medians(candidates: dict[str, Callable[[], Any]], repeats: int = 9) -> dict[str, float]:
