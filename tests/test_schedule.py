@@ -289,8 +289,9 @@ def test_at_least_90_percent_of_a_20_ms_call_is_hidden_behind_20_ms_of_work() ->
             blocking.append(seconds(gm))
             overlapped.append(seconds(hoisted))
             call.append(seconds(lambda x, key: ask(key)))
-        middle = [sorted(times)[7] for times in (blocking, overlapped, call)]
-        assert (middle[0] - middle[1]) / middle[2] >= 0.9
+        # The least of each: what else the machine does can only add to a time.
+        least = [min(times) for times in (blocking, overlapped, call)]
+        assert (least[0] - least[1]) / least[2] >= 0.9
     finally:
         ours.send(None)
         server.join(10)
