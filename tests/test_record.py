@@ -1664,3 +1664,14 @@ def test_a_row_is_placed_at_the_users_line_and_not_in_torch():
     timeline = timeline_of(CallsFunctional().eval(), [lambda gm: fxlab.symbolic_trace(gm)])
     places = [step.where[0] for step in timeline.steps if step.where]
     assert places and not [place for place in places if "torch/" in place.file]
+
+
+def test_recording_writes_no_code_of_a_program_that_nobody_runs(monkeypatch):
+    from fxlab.core.codegen import CodeGen
+
+    written = []
+    monkeypatch.setattr(CodeGen, "_gen_python_code", lambda *args, **kwargs: written.append(args))
+    gm = fxlab.symbolic_trace(CallsFunctional().eval())
+    with fxlab.record(gm):
+        gm.graph.find_nodes(op="call_function", target=F.gelu)[0].target = torch.tanh
+    assert written == []

@@ -40,8 +40,9 @@ def check_model(x: Any, caller: str) -> None:
             where=call_site(),
             hint="trace the module before scripting it",
         )
-    undefined = isinstance(x, nn.Module) and type(x).forward is nn.Module.forward
-    if undefined and "forward" not in vars(x):
+    # Looked up without asking: a GraphModule's forward is compiled when it is asked for.
+    forward = inspect.getattr_static(type(x), "forward", None)
+    if isinstance(x, nn.Module) and forward is nn.Module.forward and "forward" not in vars(x):
         raise RewriteError(
             f"{article(type(x).__name__)} says nowhere what it computes: it has no forward",
             where=call_site(),
