@@ -43,22 +43,9 @@ def elementwise(ctx: Builder, op: str, *values: Any, dtype: torch.dtype | None =
     return ctx.op(op, *(ctx.cast(value, kind) for value in values))
 
 
-def _result(ctx: Builder, value: OnnxValue, dtype: torch.dtype) -> OnnxValue:
-    """`value`, computed in `dtype`, in the dtype that the call returns."""
-    if dtype == ctx.out.dtype:
-        return value
-    return ctx.cast(value, ctx.out.dtype)
-
-
 def _floating(ctx: Builder, x: Any) -> Any:
     """`x` in the floating dtype of the result (integers become float32 as in PyTorch)."""
     return ctx.cast(x, ctx.out.dtype if ctx.out.dtype.is_floating_point else torch.float32)
-
-
-def _scalar(ctx: Builder, number: float, like: Any) -> OnnxValue:
-    """A constant of the dtype of `like` (or of the result, when `like` is an intermediate)."""
-    dtype = like if isinstance(like, torch.dtype) else ctx.out.dtype
-    return ctx.const(number, dtype)
 
 
 def _unary_float(names: str, op: str) -> None:

@@ -79,14 +79,6 @@ class Frame:
         """The rows that read this row, in the order of the graph."""
         return [r for r, state in self.rows.items() if row in rows_in_state(state)]
 
-    def all_readers(self) -> dict[int, list[int]]:
-        """For each row, the rows that read it; one walk over the program."""
-        found: dict[int, list[int]] = {row: [] for row in self.rows}
-        for row, state in self.rows.items():
-            for source in rows_in_state(state):
-                found.setdefault(source, []).append(row)
-        return found
-
     def name(self, row: int) -> str:
         """The name of a row here; rows that are not here are named by their number."""
         state = self.rows.get(row)
