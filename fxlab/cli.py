@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -36,7 +35,9 @@ from fxlab.naming import (
     told,
 )
 from fxlab.surroundings import PACKAGES, START, Finding, start_notebook, surroundings, version_of
-from fxlab.terminal import plain, say
+from fxlab.terminal import plain, print_json, say
+
+STANDARD_OUTPUT = Path("-")
 
 # A teacher's commands; fxlab.teach.commands adds their arguments and runs them.
 _TEACH = {
@@ -57,7 +58,7 @@ def doctor(args: argparse.Namespace) -> int:
     """Print what the kit finds around it, as text to paste into an issue."""
     findings = surroundings()
     if args.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print_json([asdict(finding) for finding in findings])
     else:
         _print_findings(findings)
     return 0
@@ -67,11 +68,14 @@ def lab(args: argparse.Namespace) -> int:
     """Start JupyterLab on the first lecture; unknown options go to JupyterLab."""
     needed = {"torch", "ipywidgets", "anywidget", "jupyterlab", "widget front end"}
     missing = [f for f in surroundings() if f.name in needed and not f.found]
+    notebook = start_notebook()
+    told = {"address": None, "notebook": notebook and str(notebook), "missing": []}
     if missing:
         print("fxlab lab can't start:", file=sys.stderr)
         _print_findings(missing, sys.stderr)
+        if args.json:
+            print_json({**told, "missing": [asdict(finding) for finding in missing]})
         return 1
-    notebook = start_notebook()
     options = list(args.options)
     if notebook is None:
         print("The lectures are not here: clone the project to have them.", file=sys.stderr)
@@ -81,8 +85,13 @@ def lab(args: argparse.Namespace) -> int:
     if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in options:
         # Jupyter refuses to serve as root unless told; in a container there is nobody else.
         options.append("--allow-root")
-    start = importlib.import_module("jupyterlab.labapp").main
-    return start(options) or 0
+    app = importlib.import_module("jupyterlab.labapp").LabApp
+    if not args.json:
+        return app.launch_instance(options) or 0
+    server = app.initialize_server(options)
+    # Its loop calls in order: by then it listens.
+    server.io_loop.add_callback(print_json, {**told, "address": server.public_url})
+    return server.start() or 0
 
 
 def _pass(name: str) -> Any:
@@ -163,7 +172,7 @@ def trace(args: argparse.Namespace) -> int:
     if args.json:
         from fxlab.interop import graph_to_json
 
-        print(json.dumps(graph_to_json(gm.graph), indent=2))
+        print_json(graph_to_json(gm.graph))
     else:
         print(plain(str(gm.graph) if args.graph else gm.code.strip()))
     return 0
@@ -197,11 +206,16 @@ def show(args: argparse.Namespace) -> int:
         (args.html, timeline.to_html), (args.json, timeline.to_json),
         (args.svg, lambda path: timeline.to_svg(path, last)),
     ):  # fmt: skip
-        if path is not None:
+        if path is not None and path != STANDARD_OUTPUT:
             write(path)
             say(f"wrote {path}")
     # The last step says in one line what stopped it; the rest is for the error stream.
-    print(plain(text_table({**view(timeline), "error": ""}, limit=args.steps)))
+    table = text_table({**view(timeline), "error": ""}, limit=args.steps)
+    if args.json == STANDARD_OUTPUT:
+        say(table)
+        print(timeline.to_json(indent=2), flush=True)
+    else:
+        print(plain(table))
     failure = timeline.failure
     if failure is not None:
         taught = isinstance(failure, FxlabError)
@@ -248,6 +262,9 @@ def draw(args: argparse.Namespace) -> int:
         text = dot.source if kind == ".dot" else render(dot, "svg")
         args.output.write_text(text, encoding="utf-8")
     say(f"wrote {args.output}")
+    if args.json:
+        arrows = sum(len(node.all_input_nodes) for node in gm.graph.nodes)
+        print_json({"written": [str(args.output)], "nodes": len(gm.graph.nodes), "arrows": arrows})
     return 0
 
 
@@ -316,6 +333,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         description="Start JupyterLab on notebooks/00_start.ipynb and print its address.",
         epilog="All other options go to JupyterLab, for example --no-browser --port 8899.",
     )
+    command.add_argument("--json", action="store_true", help="print its address as JSON")
     command.set_defaults(run=lab, passes_on=True)
 
     command = commands.add_parser(
@@ -350,7 +368,10 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     command.add_argument(
         "--svg", type=_new_file, metavar="FILE", help="write the picture of the last step"
     )
-    command.add_argument("--json", type=_new_file, metavar="FILE", help="write the timeline")
+    command.add_argument(
+        "--json", type=lambda text: STANDARD_OUTPUT if text == "-" else _new_file(text),
+        metavar="FILE", help="write the timeline; - prints it, and all else on the error stream",
+    )  # fmt: skip
     command.add_argument("--steps", type=_count, default=40, help="steps told of each pass (40)")
     command.add_argument(
         "--check", action="store_true", help="exit with 1 if a pass changes the output"
@@ -374,6 +395,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     command.add_argument(
         "--input", action="append", default=[], metavar="SHAPE", help="write shapes on the boxes"
     )
+    command.add_argument("--json", action="store_true", help="print what was drawn as JSON")
     command.set_defaults(run=draw, passes_on=False)
 
     command = commands.add_parser(

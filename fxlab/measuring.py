@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 from fxlab.naming import CommandError, nearest
 from fxlab.surroundings import of_the_project, start_notebook
-from fxlab.terminal import plain, say
+from fxlab.terminal import plain, print_json, say
 
 
 def paper(args: argparse.Namespace) -> int:
@@ -80,7 +79,7 @@ def _measure_again(args: argparse.Namespace, names: list[str]) -> tuple[list[Any
 def _print_rows(rows: list[dict[str, str]], args: argparse.Namespace) -> int:
     """Print rows of texts as JSON, as a Markdown table, or one below the other."""
     if args.json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
     elif args.markdown:
         from fxlab.evidence import markdown
 
@@ -117,5 +116,5 @@ def bench(args: argparse.Namespace) -> int:
         lines = (ran.stdout or "").splitlines()
         results.append({"name": name, "code": ran.returncode, "lines": lines})
     if args.json:
-        print(json.dumps(results, indent=2))
+        print_json(results)
     return int(any(result["code"] for result in results))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from typing import Any
 
 
 def plain(text: str) -> str:
@@ -16,3 +18,8 @@ def plain(text: str) -> str:
 def say(text: str) -> None:
     """Tell somebody who waits what is being done."""
     print(plain(text), file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print what a program reads: one JSON value, and nothing else, on standard output."""
+    print(json.dumps(value, indent=2), flush=True)

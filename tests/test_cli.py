@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import fxlab
 from fxlab import cli, evidence, surroundings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +92,9 @@ def test_without_the_lab_extra_each_missing_part_comes_with_its_remedy(bare):
         told.stderr
     )
     assert "Traceback" not in told.stderr
+    found = json.loads(bare("-m", "fxlab.cli", "lab", "--json").stdout)
+    assert found["address"] is None
+    assert {"ipywidgets", "jupyterlab"} <= {finding["name"] for finding in found["missing"]}
     text = bare("-m", "fxlab.cli", "doctor").stdout
     assert "onnxruntime                   missing; for lowering to a device" in text
 
@@ -340,6 +344,30 @@ def test_draw_writes_boxes_and_arrows_with_shapes(model, tmp_path):
     assert cli.main([*command, "net.SVG"]) == 0
     assert "f32[1, 4, 6, 6]" in (tmp_path / "net.dot").read_text("utf-8")
     assert "</svg>" in (tmp_path / "net.SVG").read_text("utf-8")
+
+
+def test_draw_as_json_says_what_it_drew(model, tmp_path, capsys):
+    pytest.importorskip("graphviz")
+    assert cli.main(["draw", f"{model}:double", "-o", "net.dot", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"written": ["net.dot"], "nodes": 4, "arrows": 3}
+    assert "wrote net.dot" in said.err
+    assert cli.main(["draw", f"{model}:branch", "-o", "net.dot", "--json"]) == 1
+    assert not capsys.readouterr().out
+
+
+def test_show_as_json_on_the_standard_output_leaves_it_to_the_timeline(model, capsys):
+    command = ["show", f"{model}:double", "--pass", f"{model}:to_tanh", "--json", "-"]
+    assert cli.main(command) == 0
+    said = capsys.readouterr()
+    timeline = fxlab.Timeline.from_json(said.out)
+    assert [one.name for one in timeline.passes] == ["trace", "to_tanh"]
+    assert "relu now calls torch.tanh" in said.err
+    assert not Path("-").exists()
+    assert cli.main(["show", f"{model}:branch", "--json", "-"]) == 1
+    said = capsys.readouterr()
+    assert "torch.where" in fxlab.Timeline.from_json(said.out).error
+    assert "stopped: " in said.err
 
 
 def test_paper_lists_every_figure_and_table(capsys):
@@ -638,7 +666,9 @@ def test_the_first_lecture_is_found_from_a_folder_below_the_project(monkeypatch,
     assert surroundings.start_notebook() == lecture
 
 
-def test_lab_serves_the_first_lecture_and_passes_options_on_to_jupyterlab(tmp_path):
+@pytest.fixture
+def lab(tmp_path):
+    """Start `fxlab lab` in a folder with a first lecture; its process, port, and the lecture."""
     lecture = tmp_path / surroundings.START
     lecture.parent.mkdir()
     lecture.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
@@ -646,28 +676,51 @@ def test_lab_serves_the_first_lecture_and_passes_options_on_to_jupyterlab(tmp_pa
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--no-browser", f"--port={port}", "--ip=127.0.0.1", "--IdentityProvider.token=t"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "fxlab.cli", "lab", *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    too_late = threading.Timer(90, server.kill)  # ends the loop below
-    too_late.start()
-    try:
-        assert server.stderr is not None
-        address = f"http://127.0.0.1:{port}/lab/tree/notebooks/00_start.ipynb"
-        assert any(address in line for line in server.stderr)
-        wait_for(port, time.monotonic() + 30)  # it says its address just before it listens
-        with urllib.request.urlopen(f"{address}?token=t", timeout=30) as page:
-            assert page.status == 200
-        stored = f"http://127.0.0.1:{port}/api/contents/notebooks/00_start.ipynb?token=t"
-        with urllib.request.urlopen(stored, timeout=30) as page:
-            assert json.load(page)["type"] == "notebook"
-    finally:
+    started = []
+
+    def start(*words):
+        server = subprocess.Popen(
+            [sys.executable, "-m", "fxlab.cli", "lab", *options, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if words else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if words else subprocess.PIPE,
+            text=True,
+        )
+        too_late = threading.Timer(90, server.kill)  # ends who reads what it says
+        too_late.start()
+        started.append((server, too_late))
+        return server, port, lecture
+
+    yield start
+    for server, too_late in started:
         too_late.cancel()
         server.kill()
         server.communicate()
+
+
+def test_lab_serves_the_first_lecture_and_passes_options_on_to_jupyterlab(lab):
+    server, port, _ = lab()
+    assert server.stderr is not None
+    address = f"http://127.0.0.1:{port}/lab/tree/notebooks/00_start.ipynb"
+    assert any(address in line for line in server.stderr)
+    wait_for(port, time.monotonic() + 30)  # it says its address just before it listens
+    with urllib.request.urlopen(f"{address}?token=t", timeout=30) as page:
+        assert page.status == 200
+    stored = f"http://127.0.0.1:{port}/api/contents/notebooks/00_start.ipynb?token=t"
+    with urllib.request.urlopen(stored, timeout=30) as page:
+        assert json.load(page)["type"] == "notebook"
+
+
+def test_lab_as_json_says_where_it_listens(lab):
+    server, port, lecture = lab("--json")
+    assert server.stdout is not None
+    lines = []
+    while (line := server.stdout.readline()) and line != "}\n":
+        lines.append(line)
+    found = json.loads("".join([*lines, line]))
+    assert found["notebook"] == str(lecture) and found["missing"] == []
+    assert found["address"].startswith(f"http://127.0.0.1:{port}/lab/tree/notebooks/00_start.ipynb")
+    with urllib.request.urlopen(found["address"], timeout=30) as page:
+        assert page.status == 200

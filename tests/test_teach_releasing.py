@@ -155,6 +155,27 @@ def test_the_command_exits_with_one_and_says_why(tmp_path, capsys):
         masters_of(tmp_path / "nowhere")
 
 
+def test_a_teachers_commands_as_json_print_what_they_wrote_and_nothing_else(tmp_path, capsys):
+    words = ["release", str(MASTERS[0]), "--to", str(tmp_path / "to"), "--json"]
+    assert main(words) == 0
+    copy = tmp_path / "to" / MASTERS[0].name
+    assert json.loads(capsys.readouterr().out) == {"written": [str(copy)], "problems": []}
+    copy.unlink()
+    assert main([*words, "--check"]) == 1
+    said = capsys.readouterr()
+    (problem,) = json.loads(said.out)["problems"]
+    assert problem == f"{copy.name} is missing: run fxlab release" and problem in said.err
+    own = tmp_path / "own"
+    assert main(["new-exercise", "9.1", "--to", str(own), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["environment"] == {"FXLAB_EXERCISES": str(own)}
+    assert sorted(found["written"]) == sorted(str(path) for path in own.rglob("*.*"))
+    assert "next: set" in said.err
+    assert main(["new-exercise", "9.1", "--to", str(own), "--json"]) == 1
+    assert not capsys.readouterr().out
+
+
 def test_an_exercise_of_ones_own_works_with_every_command(tmp_path, monkeypatch):
     own = tmp_path / "own"
     paths = new_exercise("9.1", own, 'Say "no"')

@@ -7,12 +7,12 @@ one of the three is called.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fxlab.core.errors import FxlabError, message_text
+from fxlab.terminal import plain, print_json, say
 
 
 def _release_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,7 @@ def _release_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--course", type=int, metavar="SEED", help="draw variants of some exercises for a course"
     )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def _release(args: argparse.Namespace) -> int:
@@ -40,14 +41,23 @@ def _release(args: argparse.Namespace) -> int:
 
     masters = args.masters or releasing.masters_of()
     if args.check:
+        written = []
         problems = releasing.problems(masters, args.to, course=args.course)
-        for problem in problems:
-            print(problem, file=sys.stderr)
-        return 1 if problems else 0
-    written = releasing.release(masters, args.to, zip_path=args.zip, course=args.course)
-    for path in written:
-        print(path)
-    return 0
+    else:
+        written = releasing.release(masters, args.to, zip_path=args.zip, course=args.course)
+        problems = []
+    for problem in problems:
+        say(problem)
+    if args.json:
+        print_json({"written": [str(path) for path in written], "problems": problems})
+    else:
+        _print_paths(written)
+    return 1 if problems else 0
+
+
+def _print_paths(paths: Sequence[Path]) -> None:
+    for path in paths:
+        print(plain(str(path)))
 
 
 def _jobs(text: str) -> int:
@@ -118,7 +128,7 @@ def _grade(args: argparse.Namespace) -> int:
             }
             for one in grades.submissions
         ]
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return 0
     stem = args.out.with_suffix("")
     print(f"{len(grades.submissions)} submissions, {len(grades.ids)} parts: {args.out}")
@@ -141,14 +151,19 @@ def _new_exercise_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", type=Path, default=Path("my-exercises"), help="folder (my-exercises)"
     )
     parser.add_argument("--title", default="A pass of our own", help="the exercise's title")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def _new_exercise(args: argparse.Namespace) -> int:
     from fxlab.teach import authoring
 
-    for path in authoring.new_exercise(args.id, args.to, args.title):
-        print(path)
+    written = authoring.new_exercise(args.id, args.to, args.title)
     folder = args.to.resolve()
+    if args.json:
+        environment = {"FXLAB_EXERCISES": str(folder)}
+        print_json({"written": [str(path) for path in written], "environment": environment})
+    else:
+        _print_paths(written)
     print(
         f"next: set the environment variable FXLAB_EXERCISES to {folder}\n"
         f'in a notebook, before fxlab is imported: os.environ["FXLAB_EXERCISES"] = {str(folder)!r}',
