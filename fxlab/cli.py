@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fxlab import measuring
+from fxlab.arguments import count, new_file
 from fxlab.core.errors import FxlabError
 from fxlab.naming import (
     CommandError,
@@ -35,7 +36,7 @@ from fxlab.naming import (
     told,
 )
 from fxlab.surroundings import PACKAGES, START, Finding, start_notebook, surroundings, version_of
-from fxlab.terminal import plain, print_json, say
+from fxlab.terminal import plain, print_json, say, write_any_letter
 
 STANDARD_OUTPUT = Path("-")
 
@@ -109,7 +110,7 @@ def _model(args: argparse.Namespace) -> Any:
     """Make the model that the command line names: a class is called, a function if told to."""
     from torch import nn
 
-    found = load(args.model, "fxlab.models")
+    found, returned = load(args.model, "fxlab.models"), False
     kit = ":" not in args.model
     if kit or args.call or isinstance(found, type):
         if isinstance(found, nn.Module) or not callable(found):
@@ -118,12 +119,15 @@ def _model(args: argparse.Namespace) -> Any:
             raise CommandError(
                 f"{args.model} needs arguments: write a function that returns it, and --call that"
             )
-        found = found()
+        found, returned = found(), True
     if isinstance(found, nn.Module):
         found.train(args.train)
     elif not callable(found):
+        kind = type(found).__name__
         raise CommandError(
-            f"{args.model} is no model and no function; it is of type {type(found).__name__}"
+            f"{args.model} returned no model and no function but something of type {kind}"
+            if returned
+            else f"{args.model} is no model and no function; it is of type {kind}"
         )
     return found
 
@@ -219,8 +223,9 @@ def show(args: argparse.Namespace) -> int:
     failure = timeline.failure
     if failure is not None:
         taught = isinstance(failure, FxlabError)
+        why = failure if taught else told(failure) or f"{type(failure).__name__}: {failure}"
         hint = _if_a_maker(args, model) if timeline.recorder.current is None else ""
-        say(f"stopped: {'' if taught else f'{type(failure).__name__}: '}{failure}{hint}")
+        say(f"stopped: {why}{hint}")
         return 1
     if args.check:
         return _checked(timeline.passes)
@@ -251,6 +256,10 @@ def draw(args: argparse.Namespace) -> int:
     if args.input:
         from fxlab.passes import shape_prop
 
+        takes = gm.graph.find_nodes(op="placeholder")
+        if len(args.input) > len(takes) and not any(str(n.target).startswith("*") for n in takes):
+            wanted = plural(len(takes), "input")
+            raise CommandError(f"{args.model} takes {wanted}; --input is given {len(args.input)}")
         shape_prop(gm, *(example_input(text) for text in args.input))
     dot = graph_dot(gm)
     say(f"drawing {plural(len(gm.graph.nodes), 'node')}")
@@ -278,35 +287,11 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--train", action="store_true", help="in train mode, not eval mode")
 
 
-def _new_file(text: str) -> Path:
-    """Refuse a place that nothing can be written to before anything is run."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
-    try:
-        if path.is_file():
-            path.open("ab").close()
-        elif not os.path.lexists(path):
-            path.touch()
-            path.unlink()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text} can't be written: {error.strerror}") from error
-    return path
-
-
 def _picture_path(text: str) -> Path:
-    path = _new_file(text)
+    path = new_file(text)
     if path.suffix.lower() not in (".svg", ".png", ".dot"):
         raise argparse.ArgumentTypeError(f"{text}: a picture goes to a .svg, .png or .dot file")
     return path
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: give a number, 0 or more")
-    return int(text)
 
 
 class _OneOrTwo(argparse.Action):
@@ -363,16 +348,16 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         help='an input, like "f32[1, 3, 224, 224]"; once for each parameter',
     )  # fmt: skip
     command.add_argument(
-        "--html", type=_new_file, metavar="FILE", help="write one page that needs no network"
+        "--html", type=new_file, metavar="FILE", help="write one page that needs no network"
     )
     command.add_argument(
-        "--svg", type=_new_file, metavar="FILE", help="write the picture of the last step"
+        "--svg", type=new_file, metavar="FILE", help="write the picture of the last step"
     )
     command.add_argument(
-        "--json", type=lambda text: STANDARD_OUTPUT if text == "-" else _new_file(text),
+        "--json", type=lambda text: STANDARD_OUTPUT if text == "-" else new_file(text),
         metavar="FILE", help="write the timeline; - prints it, and all else on the error stream",
     )  # fmt: skip
-    command.add_argument("--steps", type=_count, default=40, help="steps told of each pass (40)")
+    command.add_argument("--steps", type=count, default=40, help="steps told of each pass (40)")
     command.add_argument(
         "--check", action="store_true", help="exit with 1 if a pass changes the output"
     )
@@ -422,7 +407,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         "--only", metavar="EXHIBIT", help='its lecture\'s exhibits alone, as for "Figure 7"'
     )
     command.add_argument(
-        "--out", type=_new_file, metavar="FILE",
+        "--out", type=new_file, metavar="FILE",
         help="with --run: write all samples and the machine's description as JSON",
     )  # fmt: skip
     form = command.add_mutually_exclusive_group()
@@ -482,6 +467,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "name": "fxlab",
         ...
     """
+    write_any_letter()
     words = sys.argv[1:] if argv is None else list(argv)
     parser = _parser(next((word for word in words if not word.startswith("-")), ""))
     args, rest = parser.parse_known_args(words)
@@ -501,16 +487,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.passes_on:
             raise
         say(f"fxlab {args.command}: the code ended the process, with {stop.code!r}")
-    except Exception as error:
+    except BaseException as error:  # a user's code may raise what is no Exception
         say(f"fxlab {args.command}{_reason(error)}")
     return 1
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Say why a command could not: in the kit's words, or where a user's code stopped.
 
     Raises:
-        Exception: The error itself, if it is neither: then the kit is wrong.
+        BaseException: The error itself, if it is neither: then the kit is wrong.
     """
     extras = {distribution: extra for distribution, extra, _ in PACKAGES}
     if isinstance(error, ModuleNotFoundError) and error.name in extras:

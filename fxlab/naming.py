@@ -142,7 +142,9 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _no_file(path: Path) -> str:
-    others = [one.name for one in path.parent.glob("*.py")]
+    if path.is_dir():
+        return f"{path} is a folder: give a file"
+    others = [one.name for one in path.parent.glob("*.py") if one.is_file()]
     return f"there is no file {path}{nearest(path.name, others)}"
 
 

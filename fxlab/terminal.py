@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -17,9 +18,17 @@ def plain(text: str) -> str:
 
 def say(text: str) -> None:
     """Tell somebody who waits what is being done."""
-    print(plain(text), file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # else print would take the standard output
+        print(plain(text), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
     """Print what a program reads: one JSON value, and nothing else, on standard output."""
     print(json.dumps(value, indent=2), flush=True)
+
+
+def write_any_letter() -> None:
+    """Write a letter that the terminal's or the pipe's encoding lacks as Python writes it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import fxlab
-from fxlab import cli, evidence, surroundings
+from fxlab import arguments, cli, evidence, surroundings, terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -315,7 +315,8 @@ def test_what_stopped_a_pass_is_told_in_full_once_and_without_the_commands_own_l
     assert said.err.count("stopped: ") == 1
     assert ("at node" in said.err) == (name == "erases_all")
     assert "cli.py" not in said.out + said.err
-    assert ("KeyError" in said.err) == (name == "oops")
+    oops = r"stopped: \S*users_model\.py:\d+, in oops:  raise .*\n  KeyError: 'oops'"
+    assert bool(re.search(oops, said.err)) == (name == "oops")
 
 
 def test_a_decorated_pass_is_blamed_without_the_decorators_line(model, capsys):
@@ -523,6 +524,18 @@ def ends(gm):
     sys.exit("bye")
 
 
+class Cancelled(BaseException):
+    pass
+
+
+def cancels(gm):
+    raise Cancelled("no Exception")
+
+
+def forgets():
+    pass
+
+
 ready = nn.ReLU()
 
 
@@ -545,6 +558,8 @@ def broken(tmp_path, monkeypatch):
     """A folder of a user's files, in each of which something is wrong."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
@@ -568,6 +583,17 @@ def broken(tmp_path, monkeypatch):
         ("trace raises.py:x", r"raises\.py:1, in <module>: .*\n  ValueError: boom"),
         ("show broken.py:Exits", r": the code ended the process, with 3$"),
         ("show MLP --pass broken.py:ends", r": the code ended the process, with 'bye'$"),
+        (
+            "show MLP --pass broken.py:cancels",
+            r"broken\.py:\d+, in cancels: .*\n  Cancelled: no",
+        ),
+        ("show broken.py:forgets --call", r"forgets returned no model .* of type NoneType$"),
+        ("show folder.py:x", r"folder\.py is a folder: give a file$"),
+        ("show dangling.py:x", r"there is no file dangling\.py$"),
+        (
+            "draw MLP --input f32[2,8] --input f32[1] -o x.dot",
+            r"takes 1 input; --input is given 2",
+        ),
         ("show broken.py:ready --call", r"broken\.py:ready is nothing to call"),
         (
             "show broken.py:",
@@ -617,23 +643,46 @@ def test_an_error_of_the_kits_own_is_not_hidden(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["show MLP --html {}", "show MLP --html {}/no/x.html", "show MLP --json {}/no/x.json",
-     "show MLP --svg {}", "draw MLP -o {}/no/x.svg", "show MLP --steps -5", "show MLP --steps x",
-     "paper --run --out {}", "paper --run --out {}/kept/x.json"],
-)  # fmt: skip
+    ("words", "why"),
+    [
+        ("show MLP --html {}", "is a folder"),
+        ("show MLP --html {}/no/x.html", "there is no folder"),
+        ("show MLP --json {}/no/x.json", "there is no folder"),
+        ("show MLP --svg {}", "is a folder"),
+        ("show MLP --html {}/" + "x" * 300, "can't be written: File name too long"),
+        ("draw MLP -o {}/no/x.svg", "there is no folder"),
+        ("draw MLP -o {}/x.gif", "a picture goes to a .svg, .png or .dot file"),
+        ("show MLP --steps -5", "expected one argument|give a number, 0 or more"),
+        ("show MLP --steps x", "give a number, 0 or more"),
+        ("paper --run --out {}", "is a folder"),
+        ("paper --run --out {}/kept/x.json", "can't be written: No space"),
+        ("grade {} --out {}", "is a folder"),
+        ("grade {} --out {}/kept/x.csv", "can't be written: No space"),
+        ("grade {} --out {}/a.txt/new/x.csv", "a.txt is no folder; give the name of one"),
+        ("grade {} --seconds 0", "give seconds, more than 0"),
+        ("grade {} --seconds nan", "give seconds, more than 0"),
+        ("grade {} --seconds soon", "give seconds, more than 0"),
+        ("grade {} --jobs 0", "give a number, 1 or more"),
+        ("grade {} --course one", "give a number, 0 or more"),
+        ("release --to {}/a.txt", "a.txt is no folder; give the name of one"),
+        ("release --zip {}", "is a folder"),
+        ("new-exercise 9.1 --to {}/a.txt/own", "a.txt is no folder; give the name of one"),
+    ],
+)
 def test_where_nothing_can_be_written_is_told_before_anything_runs(
-    words, tmp_path, monkeypatch, capsys
+    words, why, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "kept").mkdir()
+    (tmp_path / "a.txt").write_text("kept")
     touch = Path.touch
     monkeypatch.setattr(Path, "touch", lambda path: not_there(path) or touch(path))
     with pytest.raises(SystemExit) as stop:
-        cli.main(words.format(tmp_path).split())
+        cli.main(words.replace("{}", str(tmp_path)).split())
     assert stop.value.code == 2
     told = capsys.readouterr().err
-    assert re.search("is a folder|no folder|give a number|can't be written: No space", told)
-    assert "capturing" not in told
+    assert re.search(why, told), told
+    assert "capturing" not in told and "students' code" not in told
+    assert (tmp_path / "a.txt").read_text() == "kept"
 
 
 def not_there(path: Path) -> None:
@@ -647,6 +696,31 @@ def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path, caps
     old.write_text("kept")
     assert cli.main(["show", "nope", "--json", str(old), "--html", str(tmp_path / "x.html")]) == 1
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("old.json", "kept")]
+
+
+def test_a_file_in_new_folders_is_no_reason_to_make_them_yet(tmp_path):
+    path = tmp_path / "a" / "b" / "grades.csv"
+    assert arguments.new_file_in_new_folders(str(path)) == path
+    assert arguments.folder(str(path.parent)) == path.parent
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_letter_that_the_terminal_lacks_is_written_as_python_does(tmp_path):
+    source = "import torch\n\n\ndef f(é):\n    return torch.relu(é)\n"
+    (tmp_path / "it's é.py").write_text(source, encoding="utf-8")
+    words = [sys.executable, "-m", "fxlab", "trace", "it's é.py:f"]
+    ran = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert b"def forward(self, \\xe9):" in ran.stdout
+
+
+def test_what_is_said_to_nobody_is_not_said_to_the_next_program(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    terminal.say("wrote x")
+    assert capsys.readouterr().out == ""
 
 
 def test_show_says_so_when_the_program_refuses_the_inputs(capsys):

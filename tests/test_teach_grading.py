@@ -520,6 +520,14 @@ def test_what_is_missing_is_said_before_anything_is_marked(tmp_path):
         grade(tmp_path, tmp_path / "g.csv", exercises=["99.9"])
     with pytest.raises(ExerciseError, match="hidden cases"):
         grade(tmp_path, tmp_path / "g.csv", hidden=tmp_path / "none.py")
+    with pytest.raises(ExerciseError, match="nobody handed in anything"):
+        grade(tmp_path, tmp_path / "g.csv")
+    latin = tmp_path / "class.csv"
+    latin.write_bytes("id;name\n1;Zoë\n".encode("latin-1"))
+    with pytest.raises(ExerciseError, match=r"class\.csv is no text in UTF-8"):
+        grade(tmp_path, tmp_path / "g.csv", students=latin)
+    with pytest.raises(ExerciseError, match="no folder and no zip"):
+        grade(latin, tmp_path / "g.csv")
 
 
 def test_the_command_writes_the_table_and_says_a_mistake_in_one_line(tmp_path, capsys):

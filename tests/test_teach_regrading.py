@@ -95,6 +95,35 @@ def test_one_students_new_notebook_is_the_only_one_run(handed, tmp_path, run):
     assert written(out) == written(tmp_path / "full.csv")
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_marked_before_an_interrupt_is_not_run_again(handed, tmp_path, run, jobs):
+    out = tmp_path / "new" / "g.csv"
+    told = []
+
+    def interrupt(done, count, student):
+        told.append(student)
+        if len(told) == 3:  # dan, of whom nothing is run, and two others
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        marked(handed, out, run, jobs=jobs, progress=interrupt)
+    assert not out.exists()
+    grades, who = marked(handed, out, run)
+    assert grades.kept == 2 and who == [one for one in ("ada", "bob", "cyd") if one not in told]
+    marked(handed, tmp_path / "full.csv", run, fresh=True)
+    assert written(out) == written(tmp_path / "full.csv")
+
+
+def test_a_table_that_cannot_be_written_costs_no_mark(handed, tmp_path, run):
+    out = tmp_path / "g.csv"
+    out.mkdir()
+    with pytest.raises(OSError, match=r"g\.csv"):
+        marked(handed, out, run)
+    out.rmdir()
+    grades, who = marked(handed, out, run)
+    assert who == [] and grades.kept == 3
+
+
 def test_workers_get_only_what_is_left(handed, tmp_path, run):
     out = tmp_path / "g.csv"
     marked(handed, out, run)

@@ -95,7 +95,9 @@ def collect(
             raise ExerciseError(f"{folder.name}: {problem}")
         folder = target
     if not folder.is_dir():
-        raise ExerciseError(f"there is no folder {folder.name!r} of submissions")
+        is_there = f"{folder.name!r} is no folder and no zip"
+        missing = f"there is no folder {folder.name!r}"
+        raise ExerciseError(f"{is_there if folder.exists() else missing} of submissions")
     places = _places(folder, skipped)
     numbers: dict[str, set[str]] = {}
     for place in places:
@@ -316,9 +318,13 @@ def class_list(path: Path) -> list[dict[str, str]]:
         name may be two columns.
 
     Raises:
-        ExerciseError: It has no column of ids.
+        ExerciseError: It has no column of ids, or is no text.
     """
-    text = path.read_text(encoding="utf-8-sig")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        hint = "save it as CSV in UTF-8"
+        raise ExerciseError(f"{path.name} is no text in UTF-8", hint=hint) from error
     try:
         dialect: Any = csv.Sniffer().sniff(text[:4000], delimiters=",;\t")
     except csv.Error:

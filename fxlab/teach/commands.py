@@ -7,10 +7,10 @@ one of the three is called.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fxlab.arguments import count, count_from_one, folder, new_file_in_new_folders, seconds
 from fxlab.core.errors import FxlabError, message_text
 from fxlab.terminal import plain, print_json, say
 
@@ -22,16 +22,18 @@ def _release_arguments(parser: argparse.ArgumentParser) -> None:
         "masters", nargs="*", type=Path, help="masters; all of notebooks/instructor by default"
     )
     parser.add_argument(
-        "--to", type=Path, default=Path("notebooks/exercises"), help="folder of the copies"
+        "--to", type=folder, default=Path("notebooks/exercises"), help="folder of the copies"
     )
-    parser.add_argument("--zip", type=Path, help="also write one zip to hand out")
+    parser.add_argument(
+        "--zip", type=new_file_in_new_folders, metavar="FILE", help="also write one zip to hand out"
+    )
     parser.add_argument(
         "--check",
         action="store_true",
         help="write nothing; exit with 1 if a copy is not up to date",
     )
     parser.add_argument(
-        "--course", type=int, metavar="SEED", help="draw variants of some exercises for a course"
+        "--course", type=count, metavar="SEED", help="draw variants of some exercises for a course"
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
@@ -60,12 +62,6 @@ def _print_paths(paths: Sequence[Path]) -> None:
         print(plain(str(path)))
 
 
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: give a number, 1 or more")
-    return int(text)
-
-
 def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Grade a folder of submissions: points for each exercise, a page of feedback for each "
@@ -79,8 +75,11 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
         "submissions", type=Path,
         help="folder or zip: a folder, notebook or zip a student, or a Moodle or Canvas download",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table to write")
-    parser.add_argument("--jobs", type=_jobs, default=1, help="submissions at a time")
+    parser.add_argument(
+        "--out", type=new_file_in_new_folders, default=Path("grades.csv"), metavar="FILE",
+        help="the table to write (grades.csv)",
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=count_from_one, default=1, help="submissions at a time")
     parser.add_argument("--hidden", type=Path, metavar="CASES.PY", help="hidden cases, or kit")
     parser.add_argument(
         "--class", dest="students", type=Path, metavar="LIST.CSV", help="the class list"
@@ -89,10 +88,10 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
         "--exercises", help="ids like 2.1,2.2; by default all that somebody has a cell for"
     )
     parser.add_argument(
-        "--course", type=int, metavar="SEED", help="the number given to `fxlab release --course`"
+        "--course", type=count, metavar="SEED", help="the number given to `fxlab release --course`"
     )
     parser.add_argument("--similar", action="store_true", help="list pairs of similar answers")
-    parser.add_argument("--seconds", type=float, default=5.0, help="CPU seconds of one call (5)")
+    parser.add_argument("--seconds", type=seconds, default=5.0, help="CPU seconds of one call (5)")
     parser.add_argument(
         "--fresh", action="store_true", help="mark all anew, also what is as in the run before"
     )
@@ -100,9 +99,10 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _grade(args: argparse.Namespace) -> int:
+    from fxlab.explorer.sentences import plural
     from fxlab.teach import grading
 
-    print(grading.WARNING, file=sys.stderr)
+    say(grading.WARNING)
     grades = grading.grade(
         args.submissions,
         args.out,
@@ -130,13 +130,15 @@ def _grade(args: argparse.Namespace) -> int:
         ]
         print_json(rows)
         return 0
-    stem = args.out.with_suffix("")
-    print(f"{len(grades.submissions)} submissions, {len(grades.ids)} parts: {args.out}")
+    out, stem = plain(str(args.out)), plain(str(args.out.with_suffix("")))
+    handed, parts = plural(len(grades.submissions), "submission"), plural(len(grades.ids), "part")
+    print(f"{handed}, {parts}: {out}")
     print(f"feedback: {stem}-feedback/   the class: {stem}-summary.html")
     if grades.kept:
-        print(f"as in the run before: {grades.kept} marks, not run again (--fresh runs all)")
+        marks = plural(grades.kept, "mark")
+        print(f"as in the run before: {marks}, not run again (--fresh runs all)")
     if args.similar:
-        print(f"{len(grades.pairs)} similar pairs: {stem}-similar.csv")
+        print(f"{plural(len(grades.pairs), 'similar pair')}: {stem}-similar.csv")
     return 0
 
 
@@ -148,7 +150,7 @@ def _new_exercise_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Set FXLAB_EXERCISES to the folder, then every command knows the exercise."
     parser.add_argument("id", help="such as 9.1; ids of the kit are taken")
     parser.add_argument(
-        "--to", type=Path, default=Path("my-exercises"), help="folder (my-exercises)"
+        "--to", type=folder, default=Path("my-exercises"), help="folder (my-exercises)"
     )
     parser.add_argument("--title", default="A pass of our own", help="the exercise's title")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
@@ -158,16 +160,15 @@ def _new_exercise(args: argparse.Namespace) -> int:
     from fxlab.teach import authoring
 
     written = authoring.new_exercise(args.id, args.to, args.title)
-    folder = args.to.resolve()
+    home = str(args.to.resolve())
     if args.json:
-        environment = {"FXLAB_EXERCISES": str(folder)}
+        environment = {"FXLAB_EXERCISES": home}
         print_json({"written": [str(path) for path in written], "environment": environment})
     else:
         _print_paths(written)
-    print(
-        f"next: set the environment variable FXLAB_EXERCISES to {folder}\n"
-        f'in a notebook, before fxlab is imported: os.environ["FXLAB_EXERCISES"] = {str(folder)!r}',
-        file=sys.stderr,
+    say(
+        f"next: set the environment variable FXLAB_EXERCISES to {home}\n"
+        f'in a notebook, before fxlab is imported: os.environ["FXLAB_EXERCISES"] = {home!r}'
     )
     return 0
 

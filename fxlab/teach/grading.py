@@ -142,7 +142,8 @@ def grade(
         The grades; they are written already.
 
     Raises:
-        ExerciseError: There is no such folder, file or exercise.
+        ExerciseError: There is no such folder, file or exercise, or nothing was handed in.
+        BaseException: What interrupts it; the next run begins with what was marked till then.
     """
     import time
 
@@ -159,20 +160,28 @@ def grade(
             from fxlab.teach.marking import hidden_cases
 
             hidden_cases(hidden)  # say now what is wrong with it
+        if not found:
+            raise ExerciseError(
+                f"nobody handed in anything in {Path(submissions).name!r}",
+                expected="a folder, a notebook or a zip for each student",
+            )
         options = {"hidden": hidden, "seconds": seconds, "course": course}
         known = Remembered(out.with_name(beside[1]), options, fresh)
         done = {one.student: _done(one, ids, known) for one in found}
-        marks = _mark_all(found, ids, done, jobs, options, progress)
-        _again(found, marks, done, options, progress)
-        for one in found:
-            for mark in marks[one.student]:
-                known.keep(one, mark)
+        marks: dict[str, list[Marked]] = {}
+        try:
+            _mark_all(found, ids, done, jobs, options, progress, marks)
+            _again(found, marks, done, options, progress)
+        except BaseException:  # the teacher's interrupt: what was marked need not run again
+            _keep(found, marks, known, without="time")  # that had no second try
+            raise
+        _keep(found, marks, known)
+    marks = {one.student: marks[one.student] for one in found}
     grades = Grades(ids, found, marks, kept=known.used)
     if similar_pairs:
         grades.pairs = similar.pairs(marks)
     grades.seconds = time.monotonic() - begin
     _write(grades, out, similar_pairs)
-    known.write()
     return grades
 
 
@@ -218,9 +227,9 @@ def _mark_all(
     jobs: int,
     options: dict[str, Any],
     progress: Callable[[int, int, str], None] | None,
-) -> dict[str, list[Marked]]:
-    """Student -> the mark of each part; what is `done` is not run."""
-    marks: dict[str, list[Marked]] = {}
+    marks: dict[str, list[Marked]],
+) -> None:
+    """Fill `marks`, student -> the mark of each part; what is `done` is not run."""
 
     def keep(student: str, new: list[Marked]) -> None:
         own = {**done[student], **{mark.id: mark for mark in new}}
@@ -245,7 +254,6 @@ def _mark_all(
             if one.student not in marks:
                 one.problems.append("marking it broke the grader's own process")
                 keep(one.student, [_nothing(id) for id in left])
-    return {one.student: marks[one.student] for one in found}
 
 
 def _mark_here(
@@ -292,6 +300,20 @@ def _open_worker(options: dict[str, Any]) -> None:
 
 def _mark_in_worker(one: Submission, ids: list[str]) -> list[Marked]:
     return _worker[0].mark(one, ids)
+
+
+def _keep(
+    found: list[Submission],
+    marks: dict[str, list[Marked]],
+    known: Remembered,
+    without: str | None = None,
+) -> None:
+    """Write down what was marked, but for one kind of mark, before anything else is written."""
+    for one in found:
+        for mark in marks.get(one.student, ()):
+            if mark.kind != without:
+                known.keep(one, mark)
+    known.write()
 
 
 def _again(

@@ -68,6 +68,7 @@ class Remembered:
         marks = {key: dataclasses.asdict(self.marks[key]) for key in sorted(self.marks)}
         data = {"settings": self.settings, "marks": marks}
         text = json.dumps(data, separators=(",", ":"))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_bytes(gzip.compress(text.encode(), 6, mtime=0))
 
 
