@@ -17,6 +17,15 @@ from fxlab.naming import CommandError, nearest
 from fxlab.surroundings import of_the_project, start_notebook
 from fxlab.terminal import plain, print_json, say
 
+# Runs a script as Python would, but for Ctrl-C: of that the command tells, without a traceback.
+_ENDS_SILENTLY = """
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 
 def paper(args: argparse.Namespace) -> int:
     """Set the paper's figures and tables beside this machine, or two machines side by side."""
@@ -110,7 +119,7 @@ def bench(args: argparse.Namespace) -> int:
     results = []
     for number, name in enumerate(wanted, 1):
         say(f"[{number}/{len(wanted)}] {name}")
-        words = [sys.executable, str(scripts[name])]
+        words = [sys.executable, "-c", _ENDS_SILENTLY, str(scripts[name])]
         ran = subprocess.run(words, env=environment, text=True, check=False,
                              stdout=subprocess.PIPE if args.json else None)  # fmt: skip
         lines = (ran.stdout or "").splitlines()

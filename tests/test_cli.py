@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -436,6 +437,32 @@ def test_bench_runs_the_scripts_of_a_checkout_and_tells_which_failed(tmp_path, m
     assert [one["code"] for one in json.loads(capsys.readouterr().out)] == [1, 0]
     assert cli.main(["bench", "nope"]) == 1
     assert "give one of bad, good" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a signal to a group of processes")
+@pytest.mark.parametrize("words", ["bench slow", "show MLP --pass slow.py:never"])
+def test_ctrl_c_ends_a_command_and_what_it_started_in_a_line(words, tmp_path):
+    slow = "import pathlib, time\n\n\ndef never(gm):\n    pathlib.Path('on').touch()\n"
+    slow += "    while True:\n        time.sleep(0.01)\n"
+    (tmp_path / "slow.py").write_text(slow)
+    (tmp_path / "tests" / "bench").mkdir(parents=True)
+    (tmp_path / "tests" / "bench" / "bench_slow.py").write_text(f"{slow}\n\nnever(None)\n")
+    ran = subprocess.Popen(
+        [sys.executable, "-m", "fxlab", *words.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "on").exists():
+        assert time.monotonic() < deadline and ran.poll() is None
+    os.killpg(ran.pid, signal.SIGINT)  # as a terminal does
+    said = ran.communicate(timeout=60)[1]
+    assert ran.returncode == 130
+    assert "Traceback" not in said
+    assert said.endswith(f"fxlab {words.split()[0]}: stopped\n")
 
 
 def test_every_command_has_a_help_that_fits_a_terminal(capsys, monkeypatch):
