@@ -470,6 +470,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_any_letter()
     words = sys.argv[1:] if argv is None else list(argv)
     parser = _parser(next((word for word in words if not word.startswith("-")), ""))
+    if not words:
+        parser.exit(2, parser.format_help())
     args, rest = parser.parse_known_args(words)
     if rest and not args.passes_on:
         several = args.command in ("show", "draw") and not rest[0].startswith("-")

@@ -243,6 +243,14 @@ def test_what_is_counted_once_is_told_in_the_singular(model, capsys):
     assert "drawing 1 node\n" in capsys.readouterr().err
 
 
+def test_without_a_command_the_commands_are_listed(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert not said.out and "start JupyterLab on the first lecture" in said.err
+
+
 def test_python_m_fxlab_is_the_command_and_prints_a_commands_own_usage():
     words = [sys.executable, "-m", "fxlab", "doctor", "--jsn"]
     ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
