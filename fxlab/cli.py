@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from fxlab import measuring
 from fxlab.arguments import count, new_file
@@ -294,6 +294,13 @@ def _picture_path(text: str) -> Path:
     return path
 
 
+class _Parser(argparse.ArgumentParser):
+    """Repeats a wrong word only as what may go to a terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(plain(message))
+
+
 class _OneOrTwo(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         if len(values) > 2:
@@ -302,7 +309,7 @@ class _OneOrTwo(argparse.Action):
 
 
 def _parser(chosen: str = "") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fxlab",
         description="See programs being captured and transformed.",
         epilog="`fxlab COMMAND --help` says more about one.",

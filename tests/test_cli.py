@@ -243,6 +243,26 @@ def test_what_is_counted_once_is_told_in_the_singular(model, capsys):
     assert "drawing 1 node\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["\x1b[31m"], ["show", "\x1b[31m"], ["show", "MLP", "\x1b[31m"],
+     ["show", "\x1b[31m.py:\udcff"],
+     ["show", "MLP", "--html", "\x1b[31m/\udcff"], ["show", "MLP", "--steps", "\x1b[31m\udcff"],
+     ["show", "MLP", "--pass", "\x1b[31m"], ["show", "MLP", "--input", "\x1b[31m"],
+     ["paper", "--only", "\x1b[31m"], ["paper", "--compare", "\x1b[31m"], ["bench", "\x1b[31m"],
+     ["grade", "\x1b[31m"], ["grade", "x", "--jobs", "\x1b[31m"], ["release", "\x1b[31m"],
+     ["new-exercise", "\x1b[31m"], ["trace", "MLP", "--\x1b[31m"]],
+)  # fmt: skip
+def test_a_wrong_word_moves_no_cursor(words, capsys):
+    try:
+        assert cli.main(words) == 1
+    except SystemExit as stop:
+        assert stop.code == 2
+    said = capsys.readouterr()
+    assert not said.out and "\x1b" not in said.err
+    assert "[31m" in said.err
+
+
 def test_without_a_command_the_commands_are_listed(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([])
