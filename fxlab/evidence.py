@@ -315,7 +315,7 @@ def load(path: Path) -> list[Evidence]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         known = data["format"] == FORMAT and data["version"] == VERSION
-        exhibits = data["exhibits"]
+        exhibits = list(data["exhibits"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name} is no file of results: {error}") from error
     if not known:

@@ -92,11 +92,11 @@ def _print_rows(rows: list[dict[str, str]], args: argparse.Namespace) -> int:
     elif args.markdown:
         from fxlab.evidence import markdown
 
-        print(markdown(rows))
+        print(plain(markdown(rows)))
     else:
         for row in rows:
             (_, title), *rest = row.items()
-            print(title)
+            print(plain(title))
             for name, text in rest:
                 if text:
                     print(plain(f"  {name}: {text}"))

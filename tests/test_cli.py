@@ -422,6 +422,25 @@ def test_paper_with_only_shows_the_exhibits_of_one_lecture_without_running_it(tm
     assert "the paper has no Figure 9: give one of Figure 1, " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("exhibits", [None, 3, [3], [{}], "text"])
+def test_a_file_of_results_without_exhibits_is_refused_by_name(exhibits, tmp_path, capsys):
+    path = tmp_path / "there.json"
+    data = {"format": evidence.FORMAT, "version": evidence.VERSION, "exhibits": exhibits}
+    path.write_text(json.dumps(data))
+    assert cli.main(["paper", "--compare", str(path)]) == 1
+    assert capsys.readouterr().err.startswith("fxlab paper: ")
+
+
+def test_a_hostile_file_of_results_moves_no_cursor(tmp_path, capsys):
+    path = tmp_path / "there.json"
+    evidence.dump(evidence.saved(), path)
+    path.write_text(path.read_text("utf-8").replace("Figure 7", "Figure 7\\u009b31m"), "utf-8")
+    for form in ([], ["--markdown"]):
+        cli.main(["paper", "--compare", str(path), *form])
+        said = capsys.readouterr()
+        assert "\x9b" not in said.out + said.err
+
+
 def test_an_unknown_name_brings_the_nearest_one_and_a_sorted_list(capsys):
     assert cli.main(["show", "MLP", "--pass", "fuse_conv_bm"]) == 1
     said = capsys.readouterr().err
