@@ -1,6 +1,7 @@
 """Capture: what is recorded, what is refused with a lesson, and that the model is left alone."""
 
 import copy
+import functools
 import math
 import threading
 import warnings
@@ -350,6 +351,31 @@ def test_wrappers_are_refused_with_what_to_trace_instead():
         fxlab.symbolic_trace(nn.DataParallel(Small()))
     with pytest.raises(TraceError, match=r"\._orig_mod"):
         fxlab.symbolic_trace(torch.compile(Small()))
+
+
+class Sized(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def forward(self, x):
+        return x * self.size
+
+
+@pytest.mark.parametrize(
+    ("kind", "right"),
+    [
+        (Small, "symbolic_trace(Small())"),
+        (Sized, "symbolic_trace(Sized(...))"),
+        (functools.partial(Sized, 3), "symbolic_trace(Sized(...))"),
+        (nn.ReLU, "symbolic_trace(ReLU())"),
+    ],
+)
+def test_a_class_is_refused_and_told_to_be_instantiated(kind, right):
+    with pytest.raises(TraceError, match="is a class") as info:
+        fxlab.symbolic_trace(kind)
+    assert info.value.right == right and info.value.where[0][0] == __file__
+    assert "instantiate it" in str(info.value)
 
 
 def helper(x):

@@ -8,6 +8,7 @@ setting, `torch.where` for a choice between tensors. The error's "try" lines com
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import operator
 import traceback
@@ -52,6 +53,16 @@ def watch(tracer: Tracer) -> Iterator[None]:
             f"{type(root).__name__} only wraps the model: its own code is not the program",
             hint=f"trace what it wraps: symbolic_trace(model.{inner})",
         )
+    made: Any = fn.func if isinstance(fn, functools.partial) else fn
+    if isinstance(made, type):
+        given = "" if made is fn and not _needs_arguments(made) else "..."
+        raise TraceError(
+            f"{made.__name__} is a class: calling it builds an instance, which is no traced value",
+            expected="an instance of it, or a function",
+            hint="instantiate it",
+            wrong=f"symbolic_trace({made.__name__})",
+            right=f"symbolic_trace({made.__name__}({given}))",
+        )
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
         raise TraceError(
             f"{fn.__name__} is a generator or coroutine",
@@ -84,6 +95,15 @@ _KINDS = (
     errors.TraceAttributeError,
     errors.TraceRuntimeError,
 )
+
+
+def _needs_arguments(kind: type) -> bool:
+    """Say whether a class cannot be called without arguments, as far as it tells."""
+    try:
+        inspect.signature(kind).bind()
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def _places(error: Exception) -> tuple[list[errors.Frame], list[types.FrameType]]:
