@@ -23,15 +23,16 @@ from fxlab.passes.optimize import (
     _keep_layout_inside,
     _write_into_dead_values,
 )
+from fxlab.passes.convolutions import WinogradConv2d
 
 torch.set_num_threads(1)
 
 
-def packed(model: nn.Module, x: torch.Tensor) -> fxlab.GraphModule:
-    """Return ``model`` with every group packed, whatever is faster here."""
+def packed(model: nn.Module, x: torch.Tensor, way: str = "packed") -> fxlab.GraphModule:
+    """Return ``model`` with every group packed, in ``way`` if it can, whatever is faster here."""
     gm = shape_prop(copy_sharing_tensors(fxlab.symbolic_trace(model)), x)
     for group in _groups(gm, []):
-        group.replace(gm)
+        group.replace(gm, way if way in group.kernels() else "packed")
     _write_into_dead_values(gm)
     _keep_layout_inside(gm)
     gm.graph.lint()
@@ -256,3 +257,59 @@ def test_a_convolution_whose_weight_the_graph_writes_is_not_packed():
     gm = optimize_for_inference(Writes().eval(), torch.randn(1, 8, 8, 8), repeats=1)
     kept = gm.meta["reports"]["optimize_for_inference"].kept
     assert any("reads the weights of conv directly" in s for s in kept)
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 1 << 14])
+@pytest.mark.parametrize("padding", [0, 1, (2, 0), 5])
+@pytest.mark.parametrize(
+    "size", [(1, 3, 5, 4, 4), (2, 5, 1, 7, 12), (5, 2, 3, 3, 29), (0, 2, 2, 8, 8)]
+)
+def test_winograd_computes_the_convolution_at_every_border_and_chunk(
+    size, padding, chunk, monkeypatch
+):
+    monkeypatch.setattr("fxlab.passes.convolutions._CHUNK", chunk)
+    images, inputs, outputs, height, width = size
+    conv = nn.Conv2d(inputs, outputs, 3, padding=padding, bias=inputs != 5).double()
+    x = torch.randn(images, inputs, height, width, dtype=torch.float64)
+    twin = x.clone()
+    with torch.no_grad():
+        expected = conv(x)
+        other = torch.randn_like(expected)
+        for add, relu in ((False, False), (False, True), (True, False), (True, True)):
+            y = expected + other if add else expected
+            y = y.relu() if relu else y
+            got = WinogradConv2d(conv, add, relu)(x, *([other] if add else []))
+            assert got.shape == y.shape
+            assert torch.allclose(got, y, rtol=1e-12, atol=1e-12)
+    assert torch.equal(x, twin)
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 56, 56), (2, 512, 7, 7)])
+def test_winograd_rounds_by_what_it_promises(shape):
+    conv, x = nn.Conv2d(shape[1], shape[1], 3, padding=1), torch.randn(shape)
+    with torch.no_grad():
+        got = WinogradConv2d(conv, False, False)(x)
+        exact = conv.double()(x.double())
+    assert float((got - exact).abs().max() / exact.abs().max()) < 5e-5
+
+
+@pytest.mark.parametrize("options", [{"stride": 2}, {"dilation": 2}, {"groups": 2}])
+def test_winograd_is_not_offered_for_other_convolutions(options):
+    assert WinogradConv2d.fits(nn.Conv2d(4, 4, 3))
+    assert not WinogradConv2d.fits(nn.Conv2d(4, 4, 3, **options))
+    assert not WinogradConv2d.fits(nn.Conv2d(4, 4, 5))
+    assert not WinogradConv2d.fits(nn.Conv2d(4, 4, 3, padding="same"))
+
+
+def test_resnet18_by_winograd_keeps_its_numbers_copies_and_is_measured():
+    model, x = randomize_batch_norms(resnet18()).eval(), torch.randn(2, 3, 64, 64)
+    gm = packed(fold(model), x, "Winograd")
+    assert sum(isinstance(m, WinogradConv2d) for m in gm.modules()) == 13
+    with torch.no_grad():
+        assert close(gm(x), model(x))
+        for twin in (copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))):
+            assert torch.equal(twin(x), gm(x))
+    assert 0 < cost(gm, x).flops < cost(fxlab.symbolic_trace(model), x).flops
+    report = optimize_for_inference(model, x, repeats=1).meta["reports"]["optimize_for_inference"]
+    timed = [line for line in (*report.changed, *report.kept) if "ms Winograd" in line]
+    assert len(timed) == 13

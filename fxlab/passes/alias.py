@@ -43,7 +43,7 @@ _MODULES_THAT_COMPUTE = (
     "torch.nn.modules.conv",
     "torch.nn.modules.batchnorm",
     "torch.nn.modules.normalization",
-    "fxlab.passes.optimize",
+    "fxlab.passes.convolutions",
 )
 
 

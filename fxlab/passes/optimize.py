@@ -3,16 +3,18 @@
 Beyond the paper: folding batch norm (Figure 7) is the first step. Two more follow the hardware.
 Dropout does nothing in eval mode and goes. A convolution with the addition and the ReLU after it
 is one kernel of oneDNN, which reads weights that were put into its blocked layout once, ahead of
-time, and values with the channels last. Whether that pays depends on the sizes and the machine, so
-each group is timed both ways on tensors of its own shapes, and in the end the whole program.
+time, and values with the channels last; or, for 3 x 3 filters, Winograd's way with fewer
+multiplications. What pays depends on the sizes and the machine, so each group is timed every way
+on tensors of its own shapes, and in the end the whole program.
 """
 
 from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from fxlab.core.purity import effect
 from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.alias import Memory
 from fxlab.passes.base import as_pass, copy_sharing_tensors, is_read, report, undisturbed
+from fxlab.passes.convolutions import KERNELS, PackedConv2d, WinogradConv2d
 from fxlab.passes.fuse import fuse_conv_bn
 from fxlab.passes.shape_prop import shape_prop
 
@@ -37,62 +40,11 @@ _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 _ANY_LAYOUT = (*_ADDS, *_RELUS, operator.mul, operator.sub, torch.cat, torch.sigmoid, F.max_pool2d,
                F.avg_pool2d, F.adaptive_avg_pool2d, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d,
                nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.Conv2d, nn.Sigmoid, nn.SiLU)  # fmt: skip
-
-
-class PackedConv2d(nn.Module):
-    """A Conv2d, an addition (optional) and a ReLU (optional) as one oneDNN kernel.
-
-    The weight is kept in the blocked layout that oneDNN chose for this input shape; other shapes
-    work too. It is no parameter: this module is for inference only, and ``state_dict`` is empty.
-
-    Args:
-        conv: The convolution: float32, on a CPU, padded with zeros.
-        input_shape: The shape (N, C, H, W) to choose the layout for.
-        add: Whether ``forward`` gets a second tensor that is added before the ReLU.
-        relu: Whether a ReLU follows.
-    """
-
-    def __init__(self, conv: nn.Conv2d, input_shape: Sequence[int], add: bool, relu: bool) -> None:
-        super().__init__()
-        self.geometry = (list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups)
-        self.input_shape = list(input_shape)
-        self.add, self.relu = add, relu
-        # True: the sum is written into the second tensor, which nobody reads any more.
-        self.inplace = False
-        self.bias = None if conv.bias is None else conv.bias.detach()
-        self._pack(conv.weight.detach())
-
-    def _pack(self, weight: torch.Tensor) -> None:
-        pack = torch.ops.mkldnn._reorder_convolution_weight
-        self.weight = pack(weight.contiguous(), *self.geometry, self.input_shape)
-
-    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
-        """Return relu(conv(x) + other), channels last; f32[N, C, H, W] -> f32[N, K, H', W']."""
-        x = x.contiguous(memory_format=torch.channels_last)
-        weights = (self.weight, self.bias, *self.geometry)
-        if not self.add:
-            last = ("relu" if self.relu else "none", [], "")
-            return torch.ops.mkldnn._convolution_pointwise(x, *weights, *last)
-        last = ("add", 1.0, "relu" if self.relu else None, [], None)
-        if other is None:
-            raise TypeError("this kernel adds a second tensor, which was not given")
-        other = other.contiguous(memory_format=torch.channels_last)
-        if self.inplace:
-            return torch.ops.mkldnn._convolution_pointwise_.binary(other, x, *weights, *last)
-        return torch.ops.mkldnn._convolution_pointwise.binary(x, other, *weights, *last)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state with the weight in torch's own layout, so that it copies and pickles."""
-        return {**self.__dict__, "weight": self.weight.to_dense()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore, and pack the weight again."""
-        super().__setstate__(state)
-        self._pack(self.__dict__.pop("weight"))
-
-    def extra_repr(self) -> str:
-        """Say what is fused and where the sum goes."""
-        return f"add={self.add}, relu={self.relu}, inplace={self.inplace}"
+# An eager group between packed ones makes values change their layout twice; Winograd's rounds ten
+# times as much and takes more of the cache from the layers around it.
+_HANDICAP = {"packed": 1.0, "Winograd": 1.1, "eager": 1.2}
+_BETWEEN = 1 << 21
+"""Floats that are written between two measurements: more than the cache of one core."""
 
 
 @as_pass
@@ -128,8 +80,9 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
     """Return a new, faster module for inference on a CPU; ``gm`` is left as it is.
 
     Batch norms are folded, dropout is removed, and groups of convolution (+ add) (+ ReLU) become
-    one oneDNN kernel with packed weights, wherever that was faster here, now, with torch's current
-    number of threads. float32 results move by rounding only.
+    one kernel of `fxlab.passes.convolutions`, the one that was fastest here and now, with torch's
+    current number of threads. float32 results move by rounding only: by about
+    1e-5 of a layer's largest value where Winograd's was chosen, which the report says.
 
     Args:
         gm: A module in eval mode; traced if it is no GraphModule.
@@ -147,17 +100,18 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
     remove_dropout(folded)
     shape_prop(folded, *inputs)
     work = copy_sharing_tensors(folded)
-    changed, kept, seconds = [], [], {}
+    changed, kept = [], []
+    seconds: dict[tuple[Any, ...], dict[str, float]] = {}
     with torch.no_grad():
         for group in _groups(work, kept):
             key = group.key()
             if key not in seconds:
                 seconds[key] = group.measure(repeats)
-            eager, packed = seconds[key]
-            times = f"{packed * 1e3:.2f} ms packed, {eager * 1e3:.2f} ms eager"
-            # An eager group between packed ones makes values change their layout twice.
-            if packed < 1.2 * eager:
-                group.replace(work)
+            found = seconds[key]
+            times = ", ".join(f"{s * 1e3:.2f} ms {way}" for way, s in found.items())
+            way = min(found, key=lambda way: found[way] * _HANDICAP[way])
+            if way != "eager":
+                group.replace(work, way)
                 changed.append(f"{group.text()}: {times}")
             else:
                 kept.append(f"{group.text()} kept: {times}")
@@ -210,13 +164,19 @@ class _Group:
     def text(self) -> str:
         return " + ".join(node.name for node in self.nodes)
 
-    def packed(self) -> PackedConv2d:
+    def kernels(self) -> dict[str, Callable[[], nn.Module]]:
+        """Return what can stand for the group, by the name that the report has for it."""
         add, relu = self.add is not None, self.relu is not None
-        return PackedConv2d(self.module, self.shape(), add, relu)
+        ways: dict[str, Any] = {
+            "packed": lambda: PackedConv2d(self.module, self.shape(), add, relu)
+        }
+        if WinogradConv2d.fits(self.module):
+            ways["Winograd"] = lambda: WinogradConv2d(self.module, add, relu)
+        return ways
 
-    def measure(self, repeats: int) -> tuple[float, float]:
-        """Return the seconds of the group as it is and packed, each in its own layout."""
-        x, packed = torch.randn(self.shape()), self.packed()
+    def measure(self, repeats: int) -> dict[str, float]:
+        """Return the seconds of each kernel and of the group as it is, each in its own layout."""
+        x, kernels = torch.randn(self.shape()), self.kernels()
         x_last = x.contiguous(memory_format=torch.channels_last)
         others, others_last = [], []
         if self.other is not None:
@@ -229,12 +189,16 @@ class _Group:
                 y = y + other
             return F.relu(y) if self.relu else y
 
-        times = _fastest({"eager": eager, "packed": lambda: packed(x_last, *others_last)}, repeats)
-        return times["eager"], times["packed"]
+        ways: dict[str, Callable[[], Any]] = {
+            way: partial(make(), x_last, *others_last) for way, make in kernels.items()
+        }
+        # In the program other layers run in between, so a kernel finds its weights far away.
+        between = torch.empty(_BETWEEN)
+        return _fastest({**ways, "eager": eager}, repeats, between.zero_)
 
-    def replace(self, gm: GraphModule) -> None:
-        name = self.conv.target.replace(".", "_") + "_packed"
-        gm.add_submodule(name, self.packed())
+    def replace(self, gm: GraphModule, way: str = "packed") -> None:
+        name = f"{self.conv.target.replace('.', '_')}_{way.lower()}"
+        gm.add_submodule(name, self.kernels()[way]())
         last = self.nodes[-1]
         args = (self.conv.args[0], self.other)[: 1 if self.add is None else 2]
         with gm.graph.inserting_before(last):
@@ -325,7 +289,7 @@ def _write_into_dead_values(gm: GraphModule) -> None:
     position = {node: i for i, node in enumerate(gm.graph.nodes)}
     for node in gm.graph.nodes:
         module = gm.get_submodule(node.target) if node.op == "call_module" else None
-        if not isinstance(module, PackedConv2d) or not module.add:
+        if not isinstance(module, KERNELS) or not module.add:
             continue
         x, other = node.args
         last = max(position[user] for user in other.users) == position[node]
@@ -342,7 +306,7 @@ def _keep_layout_inside(gm: GraphModule) -> None:
         module = gm.get_submodule(node.target) if node.op == "call_module" else None
         inputs = [i for i in node.all_input_nodes if i in channels_last]
         takes_any = (node.target if module is None else type(module)) in _ANY_LAYOUT
-        if isinstance(module, PackedConv2d) or (inputs and takes_any):
+        if isinstance(module, KERNELS) or (inputs and takes_any):
             channels_last.add(node)
         else:
             for value in inputs:
@@ -352,8 +316,10 @@ def _keep_layout_inside(gm: GraphModule) -> None:
                 node.replace_input_with(value, dense[value])
 
 
-def _fastest(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Return the smallest seconds of each candidate, measured in turns.
+def _fastest(
+    candidates: dict[str, Callable[[], Any]], repeats: int, between: Callable[[], Any] | None = None
+) -> dict[str, float]:
+    """Return the smallest seconds of each candidate, measured in turns; ``between`` is not timed.
 
     With one thread the clock is the process's own: what others do on the machine does not count.
     """
@@ -363,6 +329,8 @@ def _fastest(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[str
         work()
     for _ in range(repeats):
         for name, work in candidates.items():
+            if between is not None:
+                between()
             start = clock()
             work()
             samples[name].append(clock() - start)
