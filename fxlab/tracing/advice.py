@@ -63,11 +63,11 @@ def watch(tracer: Tracer) -> Iterator[None]:
             wrong=f"symbolic_trace({made.__name__})",
             right=f"symbolic_trace({made.__name__}({given}))",
         )
-    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
+    if inspect.isgeneratorfunction(made) or inspect.iscoroutinefunction(made):
         raise TraceError(
-            f"{fn.__name__} is a generator or coroutine",
+            f"{made.__name__} is a generator or coroutine",
             expected="a function that returns its values",
-            right=f"symbolic_trace(lambda x: list({fn.__name__}(x)))",
+            right=f"symbolic_trace(lambda x: list({made.__name__}(x)))",
         )
     try:
         yield
