@@ -23,16 +23,10 @@ from fxlab.teach.exercise import part
 from fxlab.teach.grading import grade
 from fxlab.teach.limits import AnswerError
 from fxlab.teach.marking import Marker, hidden_cases
-from fxlab.teach.student import FORKS, Server, Student, call_message
+from fxlab.teach.student import FORKS, Student, call_message
 from tests import submissions as made
+from tests.submissions import IMPORTS, MY_DCE
 
-IMPORTS = "import torch\nimport fxlab\nfrom fxlab.core.purity import effect\n"
-GOOD = """def my_dce(gm):
-    for node in reversed(list(gm.graph.nodes)):
-        if node.op not in ("placeholder", "output") and not node.users and not effect(node):
-            gm.graph.erase_node(node)
-    return gm
-"""
 STUB = 'def my_dce(gm):\n    raise NotDone("2.2")\n'
 
 
@@ -215,14 +209,10 @@ def test_a_zip_that_grows_without_end_is_refused(tmp_path, monkeypatch):
 # -- the student's process -----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def server():
-    if not FORKS:
-        yield None
-        return
-    own = Server()
-    yield own
-    own.close()
+    with made.one_server() as server:
+        yield server
 
 
 def outcome(server, cells, seconds=5.0, calls=1, **more):
@@ -245,11 +235,11 @@ def deed(body):
 
 
 def test_a_good_answer_is_marked_over_the_pipe(server):
-    assert outcome(server, [IMPORTS, GOOD]) == (1, "")
+    assert outcome(server, [IMPORTS, MY_DCE]) == (1, "")
 
 
 def test_each_answer_has_a_python_of_its_own_where_forking_is_not_possible():
-    assert outcome(None, [IMPORTS, GOOD]) == (1, "")
+    assert outcome(None, [IMPORTS, MY_DCE]) == (1, "")
     assert "exit code 0" in outcome(None, deed("    os._exit(0)"))[1]
 
 
@@ -257,7 +247,7 @@ def test_a_python_of_its_own_answers_over_pipes_as_on_systems_without_sockets():
     command = [sys.executable, "-m", "fxlab.teach.process", "pipes", str(1 << 30)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with child:
-        start = {"do": "start", "part": "2.2", "cells": [IMPORTS + "print('noise')", GOOD],
+        start = {"do": "start", "part": "2.2", "cells": [IMPORTS + "print('noise')", MY_DCE],
                  "marked": None, "seconds": 5.0, "course": None}  # fmt: skip
         wire.send(child.stdin, wire.encode(start))
         assert wire.decode(wire.receive(child.stdout))["ready"] is True
@@ -289,7 +279,7 @@ def test_whatever_the_answer_does_there_is_a_sentence_and_the_next_is_marked(
 ):
     points, said = outcome(server, deed(body), seconds=0.5, memory=400 << 20)
     assert points == 0 and said and sentence in said
-    assert outcome(server, [IMPORTS, GOOD]) == (1, "")
+    assert outcome(server, [IMPORTS, MY_DCE]) == (1, "")
 
 
 def test_what_an_answer_leaves_running_is_ended(server, tmp_path):
@@ -309,9 +299,9 @@ def test_what_an_answer_leaves_running_is_ended(server, tmp_path):
 def test_files_that_came_with_a_notebook_can_be_read_and_are_a_copy(server, tmp_path):
     data = tmp_path / "data.txt"
     data.write_text("7", encoding="utf-8")
-    body = GOOD + "assert open('data.txt').read() == '7'\nos.remove('data.txt')\n"
+    body = MY_DCE + "assert open('data.txt').read() == '7'\nos.remove('data.txt')\n"
     cells = [IMPORTS + "import os\nNUMBER = open('data.txt').read()\nos.remove('data.txt')\n",
-             GOOD.replace("return gm", "return gm if NUMBER == '7' else None")]  # fmt: skip
+             MY_DCE.replace("return gm", "return gm if NUMBER == '7' else None")]  # fmt: skip
     assert outcome(server, cells, files=(data,)) == (1, "")
     assert data.exists() and body
 
@@ -451,7 +441,9 @@ CASES = {"2.2": [Case("dead nodes go", "hidden", lambda: (programs.built(two),),
 def test_hidden_cases_catch_an_answer_that_fits_the_public_ones(tmp_path, capsys):
     path = tmp_path / "cases.py"
     path.write_text(HIDDEN, encoding="utf-8")
-    fitted = GOOD.replace("and not effect(node)", "and not effect(node) and 'cos' not in node.name")
+    fitted = MY_DCE.replace(
+        "and not effect(node)", "and not effect(node) and 'cos' not in node.name"
+    )
     made.write(tmp_path / "all" / "ada.ipynb", notebook(IMPORTS, fitted))
     open_ones = grade(tmp_path / "all", tmp_path / "a.csv", exercises=["2.2"])
     hidden = grade(tmp_path / "all", tmp_path / "b.csv", exercises=["2.2"], hidden=path)
@@ -483,7 +475,7 @@ def test_a_time_out_is_run_once_more_alone(tmp_path):
     slow = (
         IMPORTS
         + "import time\n"
-        + GOOD.replace(
+        + MY_DCE.replace(
             "def my_dce(gm):\n", "def my_dce(gm):\n    time.sleep(0.0)\n    while True: pass\n"
         )
     )
@@ -503,8 +495,8 @@ def test_a_time_out_is_run_once_more_alone(tmp_path):
 
 def test_similar_answers_are_listed_and_lose_no_points(tmp_path):
     helpers = [f"def helper_{k}(a, b):\n    return [a.foo_{k}(x) for x in b]" for k in range(9)]
-    long = GOOD + "\n".join(helpers)
-    other = GOOD + "def own(a):\n    while a:\n        a = a.next or a.previous\n    return a * 2"
+    long = MY_DCE + "\n".join(helpers)
+    other = MY_DCE + "def own(a):\n    while a:\n        a = a.next or a.previous\n    return a * 2"
     for name, source in (("ada", long), ("bob", re.sub(r"\bnode\b", "n", long)), ("cyd", other)):
         made.write(tmp_path / "all" / f"{name}.ipynb", notebook(IMPORTS, source))
     grades = grade(tmp_path / "all", tmp_path / "g.csv", exercises=["2.2"], similar_pairs=True)
@@ -531,7 +523,7 @@ def test_what_is_missing_is_said_before_anything_is_marked(tmp_path):
 
 
 def test_the_command_writes_the_table_and_says_a_mistake_in_one_line(tmp_path, capsys):
-    made.write(tmp_path / "all" / "ada.ipynb", notebook(IMPORTS, GOOD))
+    made.write(tmp_path / "all" / "ada.ipynb", notebook(IMPORTS, MY_DCE))
     words = ["grade", str(tmp_path / "all"), "--out", str(tmp_path / "g.csv"), "--json"]
     assert main([*words, "--exercises", "2.2"]) == 0
     said = capsys.readouterr()

@@ -15,17 +15,11 @@ from fxlab.teach import remembering
 from fxlab.teach.grading import grade
 from fxlab.teach.marking import Marker
 from tests import submissions as made
+from tests.submissions import IMPORTS, MY_DCE
 
-SETUP = "import torch\nimport fxlab\nfrom fxlab.core.purity import effect\n"
-GOOD = """def my_dce(gm):
-    for node in reversed(list(gm.graph.nodes)):
-        if node.op not in ("placeholder", "output") and not node.users and not effect(node):
-            gm.graph.erase_node(node)
-    return gm
-"""
-FORWARD = GOOD.replace("reversed(list(gm.graph.nodes))", "list(gm.graph.nodes)")
-READS = SETUP + "SIGN = open('sign.txt').read()\n"
-SIGNED = GOOD.replace("return gm", "return gm if SIGN == 'yes' else 3")
+FORWARD = MY_DCE.replace("reversed(list(gm.graph.nodes))", "list(gm.graph.nodes)")
+READS = IMPORTS + "SIGN = open('sign.txt').read()\n"
+SIGNED = MY_DCE.replace("return gm", "return gm if SIGN == 'yes' else 3")
 
 
 def hand_in(folder, student, *cells):
@@ -39,15 +33,40 @@ def written(out):
     return {path.name.replace(out.stem, ""): path.read_bytes() for path in paths}
 
 
-@pytest.fixture
-def handed(tmp_path):
-    folder = tmp_path / "class"
-    hand_in(folder, "ada", SETUP, GOOD)
-    hand_in(folder, "bob", SETUP, FORWARD)
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    with made.one_server() as server:
+        yield server
+
+
+def class_of_four(folder):
+    hand_in(folder, "ada", IMPORTS, MY_DCE)
+    hand_in(folder, "bob", IMPORTS, FORWARD)
     hand_in(folder, "cyd", READS, SIGNED)
     (folder / "cyd" / "sign.txt").write_text("yes", encoding="utf-8")
     (folder / "dan.ipynb").write_text("no notebook", encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def handed(tmp_path):
+    """A class whose submissions nobody has graded yet."""
+    return class_of_four(tmp_path / "class")
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory, server):
+    """The same class, and beside it what one grading wrote."""
+    folder = tmp_path_factory.mktemp("once")
+    grade(class_of_four(folder / "class"), folder / "g.csv", exercises=["2.2"])
+    return folder
+
+
+@pytest.fixture
+def graded(once, tmp_path):
+    """A copy of the class that was graded once, and of its table with what is beside it."""
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "class", tmp_path / "g.csv"
 
 
 @pytest.fixture
@@ -85,10 +104,9 @@ def test_a_second_run_runs_nothing_and_writes_every_byte_again(handed, tmp_path,
     assert who == ["ada", "bob", "cyd"] and anew.kept == 0 and written(out) == before
 
 
-def test_one_students_new_notebook_is_the_only_one_run(handed, tmp_path, run):
-    out = tmp_path / "g.csv"
-    marked(handed, out, run)
-    hand_in(handed, "bob", SETUP, GOOD + "# mine\n")
+def test_one_students_new_notebook_is_the_only_one_run(graded, tmp_path, run):
+    handed, out = graded
+    hand_in(handed, "bob", IMPORTS, MY_DCE + "# mine\n")
     grades, who = marked(handed, out, run)
     assert who == ["bob"] and grades.points("bob") == 6
     marked(handed, tmp_path / "full.csv", run, fresh=True)
@@ -124,17 +142,15 @@ def test_a_table_that_cannot_be_written_costs_no_mark(handed, tmp_path, run):
     assert who == [] and grades.kept == 3
 
 
-def test_workers_get_only_what_is_left(handed, tmp_path, run):
-    out = tmp_path / "g.csv"
-    marked(handed, out, run)
-    hand_in(handed, "bob", SETUP, GOOD + "# mine\n")
+def test_workers_get_only_what_is_left(graded, tmp_path, run):
+    handed, out = graded
+    hand_in(handed, "bob", IMPORTS, MY_DCE + "# mine\n")
     grades, who = marked(handed, out, run, jobs=2)
     assert who == [] and grades.kept == 2 and grades.points("bob") == 6  # in another process
 
 
-def test_outputs_and_the_name_of_the_file_change_no_mark(handed, tmp_path, run):
-    out = tmp_path / "g.csv"
-    marked(handed, out, run)
+def test_outputs_and_the_name_of_the_file_change_no_mark(graded, run):
+    handed, out = graded
     path = handed / "ada" / "work.ipynb"
     notebook = json.loads(path.read_text(encoding="utf-8"))
     notebook["cells"][0]["outputs"] = [{"output_type": "stream", "text": "hello"}]
@@ -144,9 +160,8 @@ def test_outputs_and_the_name_of_the_file_change_no_mark(handed, tmp_path, run):
     assert marked(handed, out, run)[1] == []
 
 
-def test_a_file_beside_the_notebook_is_part_of_the_answer(handed, tmp_path, run):
-    out = tmp_path / "g.csv"
-    marked(handed, out, run)
+def test_a_file_beside_the_notebook_is_part_of_the_answer(graded, run):
+    handed, out = graded
     (handed / "cyd" / "sign.txt").write_text("no", encoding="utf-8")
     grades, who = marked(handed, out, run)
     assert who == ["cyd"] and grades.points("cyd") == 0
@@ -197,10 +212,10 @@ def test_what_is_the_same_for_the_class_forgets_all_when_it_changes(
 
 def test_what_the_machine_may_have_decided_is_run_again(tmp_path, run):
     folder, out = tmp_path / "class", tmp_path / "g.csv"
-    hand_in(folder, "ada", SETUP, "def my_dce(gm):\n    while True: pass\n")
-    hand_in(folder, "bob", SETUP, "import os\ndef my_dce(gm):\n    os._exit(3)\n")
-    hand_in(folder, "cyd", SETUP, "def my_dce(gm):\n    raise MemoryError\n")
-    hand_in(folder, "dan", SETUP, GOOD)
+    hand_in(folder, "ada", IMPORTS, "def my_dce(gm):\n    while True: pass\n")
+    hand_in(folder, "bob", IMPORTS, "import os\ndef my_dce(gm):\n    os._exit(3)\n")
+    hand_in(folder, "cyd", IMPORTS, "def my_dce(gm):\n    raise MemoryError\n")
+    hand_in(folder, "dan", IMPORTS, MY_DCE)
     grades, who = marked(folder, out, run, seconds=0.5)
     assert who == ["ada", "bob", "cyd", "dan", "ada"]
     kinds = [grades.marks[one][0].kind for one in ("ada", "bob", "cyd", "dan")]
@@ -220,11 +235,10 @@ def test_what_the_machine_may_have_decided_is_run_again(tmp_path, run):
         lambda path: path.unlink(),
     ],
 )
-def test_a_file_of_marks_that_cannot_be_read_is_as_none(handed, tmp_path, run, spoil):
-    out = tmp_path / "g.csv"
-    marked(handed, out, run)
+def test_a_file_of_marks_that_cannot_be_read_is_as_none(graded, run, spoil):
+    handed, out = graded
     before = written(out)
-    spoil(tmp_path / "g-marks.json.gz")
+    spoil(out.with_name("g-marks.json.gz"))
     assert len(marked(handed, out, run)[1]) == 3 and written(out) == before
 
 
