@@ -341,8 +341,9 @@ def warn_of_code(
         shown: Function -> what its code shows.
         asked: The root function and the forwards: those whose parameters are Proxies.
     """
-    inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")}
-    for function in [f for f in asked if f in shown]:
+    told = [f for f in asked if f in shown and (shown[f].none or shown[f].builtins)]
+    inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")} if told else {}
+    for function in told:
         found = shown[function]
         for name in inputs.keys() & found.none.keys():
             if inputs[name].args == (None,):

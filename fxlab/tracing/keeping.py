@@ -25,6 +25,7 @@ CONTAINERS = frozenset((dict, list, set))
 _PLAIN = frozenset((bool, int, float, str, type(None), collections.OrderedDict, torch.dtype))
 _NOT_CALLED = _PLAIN | {torch.Tensor}
 _OWN = frozenset(vars(Module()))
+_OWN_PARTS = sum(type(v) not in _PLAIN for v in vars(Module()).values())
 _MISSING = object()
 _setattr, _delattr = (
     types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
@@ -104,7 +105,7 @@ def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
         fields = module.__dict__.copy()
         parts = [v for v in fields.values() if type(v) not in _PLAIN]
         containers = [(v, v.copy()) for v in parts if type(v) in CONTAINERS]
-        others = () if len(fields) == len(_OWN) else fields.items()
+        others = () if len(parts) == _OWN_PARTS else fields.items()
         held = [(k, t, t._version, t.clone()) for k, t in others if type(t) is torch.Tensor]
         used = [v for k, v in others if k not in _OWN and type(v) not in _NOT_CALLED]
         kept.append(Kept(module, paths[module], fields, containers, held, used))
