@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+from fxlab.core import proxy
 from fxlab.tracing import bytecode, questions, telling
 from fxlab.tracing.bytecode import steps
 from tests.pythons import found
@@ -166,6 +167,17 @@ def test_one_instruction_for_two_variables_is_two_steps(opname, kinds, monkeypat
     assert [tuple(step) for step in steps.__wrapped__(code)] == [
         (kinds[0], "a", 7, 4), (kinds[1], "b", 7, 4),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "asserts"), [("AssertionError", True), ("tuple", False)])
+def test_an_assert_of_3_14_loads_its_error_from_the_common_constants(name, asserts, monkeypatch):
+    names = ["TO_BOOL", "POP_JUMP_IF_TRUE", "NOT_TAKEN", "LOAD_COMMON_CONSTANT", "RAISE_VARARGS"]
+    made = [_Pair(opname, 0) for opname in names]
+    for i, instruction in enumerate(made):
+        instruction.offset, instruction.argrepr = 2 * i, name if i == 3 else ""
+    monkeypatch.setattr(proxy.dis, "get_instructions", lambda code: made)
+    frame = types.SimpleNamespace(f_code=None, f_lasti=0)
+    assert proxy._is_assert(frame) is asserts
 
 
 def test_what_is_asked_stands_at_its_variable_and_line():

@@ -197,8 +197,8 @@ def _is_assert(frame: Any) -> bool:
     at = next((i for i, s in enumerate(steps) if s.offset >= frame.f_lasti), len(steps))
     for i in range(at, min(at + 3, len(steps) - 1)):
         if "IF_TRUE" in steps[i].opname:
-            return any(s.opname == "LOAD_ASSERTION_ERROR" or s.argval == "AssertionError"
-                       for s in steps[i + 1 : i + 3])  # fmt: skip
+            return any(s.opname == "LOAD_ASSERTION_ERROR" or "AssertionError" in s.argrepr
+                       for s in steps[i + 1 : i + 3])  # since 3.14 a common constant  # fmt: skip
     return False
 
 
