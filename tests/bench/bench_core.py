@@ -11,7 +11,6 @@ import copy
 import gc
 import pickle
 import statistics
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -140,12 +139,6 @@ def without_provenance():
         tracer_file.call_site = original
 
 
-def import_seconds(name):
-    code = f"import time; t = time.perf_counter(); import {name}; print(time.perf_counter() - t)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(out.stdout)
-
-
 def main():
     """Print the table."""
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, 1 thread\n")
@@ -225,12 +218,6 @@ def main():
     with torch.no_grad():
         ours, theirs = pair(*(lambda gm=gm: [gm(y) for _ in range(2000)] for gm in gms), 9)
     show("call of a traced module (torch.fx / fxlab)", theirs / ours, 1)
-
-    imports = [
-        statistics.median(import_seconds(name) for _ in range(5))
-        for name in ("torch", "torch, fxlab")
-    ]
-    print(f"{'import fxlab / import torch':<52}{imports[1] / imports[0]:8.2f}   bar 1.10 at most")
 
 
 if __name__ == "__main__":
