@@ -75,6 +75,8 @@ class Harmless(nn.Module):
 
     def __init__(self, module: str = "plain") -> None:
         super().__init__()
+        while hasattr(self, module):  # a module is not called as a method is
+            module += "_"
         self.add_module(module, nn.ReLU())
 
 

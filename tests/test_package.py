@@ -122,6 +122,26 @@ def test_installed_without_extras_the_command_works_or_says_what_it_needs(instal
     assert "onnx" in installed("fxlab", "doctor").stdout
 
 
+@pytest.mark.parametrize(
+    ("call", "extra"),
+    [
+        ("fxlab.explore(gm)", "lab"),
+        ("fxlab.Explorer", "lab"),
+        ("fxlab.Playground(gm)", "lab"),
+        ("fxlab.explorer.diagram.graph_dot(gm)", "lab"),
+        ("fxlab.backends", "lower"),
+        ("fxlab.teach.check('2.2', lambda gm: gm)", "teach"),
+    ],
+)
+def test_installed_without_extras_a_call_says_which_it_needs(installed, call, extra):
+    code = (
+        f"import fxlab, fxlab.explorer.diagram\ngm = fxlab.symbolic_trace(lambda x: x + 1)\n{call}"
+    )
+    ran = installed("python", "-W", "ignore", "-c", code + call)
+    assert ran.returncode == 1
+    assert f"fxlab[{extra}]" in ran.stderr.splitlines()[-1], ran.stderr
+
+
 def test_without_an_extra_it_needs_torch_alone(wheel):
     needs = [Requirement(text) for text in metadata(wheel).get_all("Requires-Dist") or []]
     assert [need.name for need in needs if need.marker is None] == ["torch"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fxlab.core.node import target_text as text_of_target
 from fxlab.display import shape_text
 from fxlab.explorer.drawing import GLYPHS, elide
+from fxlab.explorer.extras import missing
 from fxlab.explorer.frames import LETTERS, rows_in_state
 from fxlab.explorer.sentences import target_text
 
@@ -104,7 +105,10 @@ def _callable_name(target: Any) -> str:
 
 
 def _digraph(nodes: list[tuple], edges: list[tuple], changes: dict[int, str]) -> Digraph:
-    from graphviz import Digraph, escape, nohtml
+    try:
+        from graphviz import Digraph, escape, nohtml
+    except ModuleNotFoundError as error:
+        raise missing(error, "the classic picture") from error
 
     if len(nodes) > LIMIT:
         raise ValueError(f"{len(nodes)} nodes; the picture is drawn for up to {LIMIT}")

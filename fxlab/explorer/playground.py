@@ -18,12 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ipywidgets
 from torch import nn
 
 from fxlab.explorer import timeline_of
+from fxlab.explorer.extras import missing
 from fxlab.explorer.timeline import Timeline
 from fxlab.explorer.widget import Explorer
+
+try:
+    import ipywidgets
+except ModuleNotFoundError as error:
+    raise missing(error, "the playground") from error
 
 Pass = Callable[..., Any]
 _numbers = itertools.count(1)

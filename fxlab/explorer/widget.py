@@ -14,14 +14,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import anywidget
-import traitlets
-
 from fxlab.core.errors import FxlabError
+from fxlab.explorer.extras import missing
 from fxlab.explorer.page import viewer_source
 from fxlab.explorer.static import static_html, text_table
 from fxlab.explorer.timeline import Step, Timeline
 from fxlab.explorer.view import opening_step, pack, view
+
+try:
+    import anywidget
+    import traitlets
+except ModuleNotFoundError as error:
+    what = "the explorer (without it: timeline.to_html, or `fxlab show`)"
+    raise missing(error, what) from error
 
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 
