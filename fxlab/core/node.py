@@ -257,7 +257,7 @@ class Node:
     _key: float
     users: dict[Node, None]
     meta: dict[str, Any]
-    _input_nodes: tuple[Node, ...] | dict[Node, None]  # a tuple while small, for its size
+    _input_nodes: tuple[Node, ...]
 
     def __init__(self, graph: Graph, name: str, op: str, target: Target, args: Args,
                  kwargs: Kwargs, return_type: Any = None) -> None:  # fmt: skip
@@ -274,7 +274,7 @@ class Node:
         inputs: dict[Node, None] = {}
         self._args = _freeze(args, inputs)
         self._kwargs = _freeze(kwargs, inputs) if kwargs else _NO_KWARGS
-        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
+        self._input_nodes = tuple(inputs)
         for node in inputs:
             node.users[self] = None
 
@@ -290,21 +290,24 @@ class Node:
                 node.users.pop(self, None)
         for node in inputs:
             node.users[self] = None
-        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
+        self._input_nodes = tuple(inputs)
 
     def _swap(self, old: Node, new: Node) -> None:
         """Read `new` wherever this Node reads `old`; no event."""
-        inputs = dict.fromkeys([new if n is old else n for n in self._input_nodes])
-        if old is new or old not in self._input_nodes:
+        if old is new or self not in old.users:
             return
 
-        def swapped(a: Any) -> Any:
-            return new if a is old else a
+        def swap(a: Any) -> Any:
+            if type(a) is immutable_list and _LEAVES.issuperset(map(type, a)):  # most of them
+                return immutable_list([new if e is old else e for e in a])
+            return _map(a, lambda e: new if e is old else e)
 
-        args = [swapped(a) if type(a) in _LEAVES else _map(a, swapped) for a in self._args]
+        args = [new if a is old else a if type(a) in _LEAVES else swap(a) for a in self._args]
         self._args = tuple(args)
-        self._kwargs = _map(self._kwargs, swapped) if self._kwargs else self._kwargs
-        self._input_nodes = tuple(inputs) if len(inputs) < 9 else inputs
+        if self._kwargs:
+            self._kwargs = immutable_dict({k: swap(a) for k, a in self._kwargs.items()})
+        inputs = [new if n is old else n for n in self._input_nodes]
+        self._input_nodes = tuple(dict.fromkeys(inputs) if self in new.users else inputs)
         old.users.pop(self, None)
         new.users[self] = None
 
