@@ -362,6 +362,53 @@ class Sized(nn.Module):
         return x * self.size
 
 
+class Records(nn.Module):
+    """Calls a module, or lets the tracer record that it did."""
+
+    def __init__(self, tracer=None, path=""):
+        super().__init__()
+        self.part, self.tracer, self.path = nn.Linear(2, 2), tracer, path
+
+    def forward(self, x):
+        return self.record(x) if self.tracer else self.part(x)
+
+    def record(self, x):
+        return self.tracer.create_proxy("call_module", self.path, (x,), {})
+
+
+class Wraps(nn.Module):
+    def __init__(self, tracer=None, path=""):
+        super().__init__()
+        self.inner = Records(tracer, "inner." + path)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class OwnCall(fxlab.Tracer):
+    def call_module(self, m, forward, args, kwargs):
+        if isinstance(m, Records):
+            return forward(*args, **kwargs)
+        return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+class OwnProxy(fxlab.Tracer):
+    def create_proxy(self, *args, **kwargs):
+        return super().create_proxy(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [fxlab.Tracer, OwnCall, OwnProxy])
+@pytest.mark.parametrize("outer", [Records, Wraps])
+def test_a_call_of_a_module_names_the_line_that_calls_whoever_records_it(outer, kind):
+    tracer = kind()
+    line = (__file__, Records.forward.__code__.co_firstlineno + 1, "forward")
+    (node,) = tracer.trace(outer()).find_nodes(op="call_module")
+    assert node.meta["source"][0] == line
+    (node,) = tracer.trace(outer(tracer, "part")).find_nodes(op="call_module")
+    source = node.meta["source"]
+    assert source[source.index(line) - 1][2] == "record"
+
+
 @pytest.mark.parametrize(
     ("kind", "right"),
     [

@@ -221,3 +221,7 @@ def _patched_getattr(mod: Module, name: str) -> Any:
     if tracer is None:
         return _getattr(mod, name)
     return tracer.getattr(name, _getattr(mod, name), tracer._parameter_proxies)
+
+
+called_code = _hand_over(_patched_call, _call_code)
+"""What `Module.__call__` runs while somebody traces."""

@@ -193,13 +193,11 @@ def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
 
 def _is_assert(frame: Any) -> bool:
     """Say whether a frame is about to test the condition of an `assert` statement."""
-    steps = list(dis.get_instructions(frame.f_code))
-    at = next((i for i, s in enumerate(steps) if s.offset >= frame.f_lasti), len(steps))
-    for i in range(at, min(at + 3, len(steps) - 1)):
-        if "IF_TRUE" in steps[i].opname:
-            return any(s.opname == "LOAD_ASSERTION_ERROR" or "AssertionError" in s.argrepr
-                       for s in steps[i + 1 : i + 3])  # since 3.14 a common constant  # fmt: skip
-    return False
+    steps = [s for s in dis.get_instructions(frame.f_code) if s.offset >= frame.f_lasti][:5]
+    tests = [i for i, step in enumerate(steps[:3]) if "IF_TRUE" in step.opname]
+    # Since 3.14 the error is a common constant.
+    return any(s.opname == "LOAD_ASSERTION_ERROR" or "AssertionError" in s.argrepr
+               for i in tests[:1] for s in steps[i + 1 : i + 3])  # fmt: skip
 
 
 _numpy = operator.methodcaller("numpy")

@@ -42,17 +42,14 @@ _INPLACE_OPERATORS = {getattr(operator, name) for name in (
     "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor"
 ).split()}  # fmt: skip
 _INPLACE_NAMES = {"__setitem__", "__delitem__", *(f"__{f.__name__}__" for f in _INPLACE_OPERATORS)}
-_READS = frozenset[str]().union(
-    *map(dir, (tuple, frozenset, types.MappingProxyType, str, complex, int))
-)
-_CHANGES = frozenset[str]().union(*map(dir, (list, set, dict))) - _READS - {"add"} | frozenset(
+_READ_ONLY = (tuple, frozenset, types.MappingProxyType, str, complex, int)
+_READS = frozenset(name for kind in _READ_ONLY for name in dir(kind))
+_CHANGES = frozenset[str]().union(*map(dir, (list, set, dict))) - _READS - {"add"} | frozenset((
     "write send add_module register_hook register_post_accumulate_grad_hook backward retain_grad "
-    "__setattr__ __delattr__ share_memory_".split()
-)
-_RANDOM = frozenset(
+    "__setattr__ __delattr__ share_memory_").split())  # fmt: skip
+_RANDOM = frozenset((
     "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial "
-    "poisson binomial rrelu gumbel_softmax".split()
-)
+    "poisson binomial rrelu gumbel_softmax").split())  # fmt: skip
 _SWITCHES = {"scaled_dot_product_attention": "dropout_p"} | dict.fromkeys(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout "
     "rrelu fractional_max_pool2d fractional_max_pool3d".split(), "training")  # fmt: skip

@@ -117,14 +117,15 @@ class TracerBase:
             self._check_mutable(node)
         if self._tracing:
             meta = node.meta
-            # Behind a module's call stand create_proxy, call_module and the two of its patch.
-            meta["source"] = call_site(4, True, 6 if kind == "call_module" else 2)
+            # Behind the patch of a module's call, which called create_proxy or an override of it.
+            at: Any = kind == "call_module" and sys._getframe(4)
+            called = at and patches.called_code in (at.f_code, at.f_back.f_code)
+            meta["source"] = call_site(4, True, 6 if called else 2)
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
-            if self._retracing:
-                origin = errors.running_node()
-                if origin is not None:
-                    add_ancestors(node, [origin])
+            origin = errors.running_node() if self._retracing else None
+            if origin is not None:
+                add_ancestors(node, [origin])
         return node
 
     def _check_mutable(self, node: Node) -> None:
@@ -542,8 +543,7 @@ def symbolic_trace(root: Root, concrete_args: Fixed = None, *,
 
     tracer = Tracer()
     graph = tracer.trace(root, concrete_args, example_inputs=example_inputs)
-    is_module = isinstance(root, torch.nn.Module)
-    name = type(root).__name__ if is_module else getattr(root, "__name__", type(root).__name__)
+    name = getattr(root, "__name__", type(root).__name__)
     gm = GraphModule(tracer.root, graph, name if name.isidentifier() else "GraphModule")
     gm.meta["trace_warnings"] = list(graph._trace_warnings)
     return gm
