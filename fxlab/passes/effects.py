@@ -93,6 +93,8 @@ def mutated_inputs(node: Node, gm: GraphModule | None = None) -> list[Node]:
         else:
             name = getattr(target, "__name__", "")
             inplace_name = name.endswith("_") and not name.endswith("__")
+            if getattr(target, "__module__", None) == "_operator":
+                inplace_name = False  # ``and_``, ``or_``: named so because of Python's keywords
             if target in _INPLACE_OPERATORS or inplace_name or _argument(node, "inplace") is True:
                 written.append(first)
             if name == "batch_norm" and _argument(node, "training") is True:
