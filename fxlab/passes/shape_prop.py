@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from fxlab.core.errors import FxlabError
 from fxlab.core.graph_module import GraphModule
@@ -127,6 +128,15 @@ def shape_text(value: Any) -> str:
     return type(value).__name__
 
 
+def _without_packed(result: Any) -> Any:
+    """`result` with packed sequences as plain tuples: their class computes with its fields."""
+    if isinstance(result, PackedSequence):
+        return tuple(result)
+    if type(result) in (tuple, list):
+        return type(result)(map(_without_packed, result))
+    return result
+
+
 class ShapeProp(Interpreter):
     """Run a GraphModule node by node and keep each result's metadata on its node.
 
@@ -174,7 +184,7 @@ class ShapeProp(Interpreter):
             found.append(value)
             return _extract_tensor_metadata(value)
 
-        meta = map_aggregate(result, keep)
+        meta = map_aggregate(_without_packed(result), keep)
         if found:
             n.meta["tensor_meta"] = meta
         else:
