@@ -32,21 +32,53 @@ from fxlab.passes.split import value_bytes
 __all__ = ["balanced_stages", "hoist_async", "start_call", "wait_for"]
 
 _lock = threading.Lock()
-_workers: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_workers: dict[tuple[int, int], _Workers] = {}
 
 
-def _pool(workers: int) -> ThreadPoolExecutor:
+class _Workers(ThreadPoolExecutor):
+    """Threads that wait for slow calls."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, thread_name_prefix="fxlab-async")
+        self.free = count
+
+    def start(self, call: Callable[[], Any]) -> Future:
+        """Run ``call`` in a thread; return once it has begun, or queued if all are at work.
+
+        Whoever went on at once would keep the interpreter lock, and the call would begin late.
+        """
+        begun = threading.Event()
+
+        def run() -> Any:
+            begun.set()
+            return call()
+
+        with _lock:
+            self.free -= 1
+            at_once = self.free >= 0
+        future = self.submit(run)
+        future.add_done_callback(self._ended)
+        if at_once:
+            begun.wait()
+        return future
+
+    def _ended(self, future: Future) -> None:
+        with _lock:
+            self.free += 1
+
+
+def _pool(workers: int) -> _Workers:
     """The threads that wait for slow calls; a forked child gets its own."""
     with _lock:
         key = (os.getpid(), workers)
         if key not in _workers:
-            _workers[key] = ThreadPoolExecutor(workers, thread_name_prefix="fxlab-async")
+            _workers[key] = _Workers(workers)
         return _workers[key]
 
 
 @has_side_effect
 def start_call(function: Callable[..., Any], workers: int, *args: Any, **kwargs: Any) -> Future:
-    """Start ``function(*args, **kwargs)`` in a thread and return at once.
+    """Start ``function(*args, **kwargs)`` in a thread and return when it has begun.
 
     The call sees the gradient mode of its caller. With one worker, calls run in the order in which
     they were started.
@@ -68,7 +100,7 @@ def start_call(function: Callable[..., Any], workers: int, *args: Any, **kwargs:
         with torch.inference_mode(inference), torch.set_grad_enabled(grad):
             return function(*args, **kwargs)
 
-    return _pool(workers).submit(call)
+    return _pool(workers).start(call)
 
 
 @has_side_effect
