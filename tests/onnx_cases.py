@@ -367,7 +367,201 @@ def cases() -> list[Case]:
         ("nn.TransformerEncoderLayer", nn.TransformerEncoderLayer(8, 2, 16), normal(3, 2, 8)),
     ):
         add(name, module.eval(), value)
+    for more in (_numbers, _shapes, _indices, _writes, _losses, _layers, _recurrent):
+        more(add)
     return found
+
+
+Add = Callable[..., None]
+
+
+def _numbers(add: Add) -> None:
+    x, y, p = normal(3, 4), normal(3, 4, seed=5), positive(3, 4)
+    nan = torch.where(x > 0.5, float("nan"), x)
+    add("atan2", torch.atan2, x, y)
+    add("atan2 on the axes", torch.atan2, torch.tensor([0.0, 0.0, 1.0, -1.0, 0.0]),
+        torch.tensor([1.0, -1.0, 0.0, 0.0, 0.0]))  # fmt: skip
+    for name in ["copysign", "heaviside", "fmax", "fmin", "xlogy", "logaddexp2"]:
+        add(name, getattr(torch, name), p if name == "heaviside" else x, p)
+    add("fmax with nan", torch.fmax, nan, y)
+    add("sinc", torch.sinc, torch.cat([x[0], torch.zeros(1)]))
+    add("ldexp", torch.ldexp, x, whole(3, 4))
+    add("isneginf", torch.isneginf, torch.tensor([1.0, float("-inf"), float("inf")]))
+    add("isclose", lambda a: torch.isclose(a, a.round(), atol=0.3), x)
+    add("isin", torch.isin, whole(3, 4), whole(3, seed=4))
+    add("bucketize", torch.bucketize, x, torch.tensor([-1.0, 0.0, 1.0]))
+    add("shift left", operator.lshift, whole(3, 4), whole(3, 4))
+    add("shift right", lambda a: a >> 1, whole(3, 4))
+    add("nansum", lambda a: torch.nansum(a, 1), nan)
+    add("nanmean", torch.nanmean, nan)
+    add("std_mean", lambda a: torch.std_mean(a, dim=1), x)
+    add("aminmax", lambda a: torch.aminmax(a, dim=1), x)
+    add("median of ints", lambda a: torch.median(a), whole(3, 5))
+    add("kthvalue", lambda a: a.kthvalue(2, 1), x)
+    add("add with out", lambda a, b: torch.add(a, b, out=torch.zeros_like(a)) * 2, x, y)
+    add("in place, other dtype", lambda a, b: (a + 0).mul_(b), x, whole(3, 4))
+    add("compare in place", lambda a: (a + 0).gt_(0.1), x)
+    add("softplus threshold", lambda a: F.softplus(a, threshold=0.5), x)
+    add("inner", torch.inner, x, y)
+    add("vdot", torch.vdot, x[0], y[0])
+    add("addr", torch.addr, x, normal(3), normal(4))
+    add("addbmm", torch.addbmm, normal(3, 5), normal(2, 3, 4), normal(2, 4, 5))
+    add("dist", torch.dist, x, y)
+    add("cdist", torch.cdist, x, normal(5, 4))
+    add("cross", lambda a, b: torch.linalg.cross(a, b, dim=0), x, y)
+    add("tensordot", lambda a, b: torch.tensordot(a, b, ([1, 0], [0, 2])), x, normal(4, 5, 3))
+    add("multi_dot", lambda a, b, c: torch.linalg.multi_dot([a, b, c]), x, normal(4, 5),
+        normal(5, 2))  # fmt: skip
+
+
+def _shapes(add: Add) -> None:
+    x, image = normal(3, 4), normal(2, 4, 8, 8)
+    add("vstack", lambda a, b: torch.vstack((a, b)), x, normal(4))
+    add("dstack", lambda a, b: torch.dstack((a, b)), x, x + 1)
+    add("column_stack", lambda a, b: torch.column_stack((a, b)), normal(3), x)
+    add("meshgrid", lambda a, b: torch.meshgrid(a, b, indexing="xy"), normal(3), normal(4))
+    add("broadcast_tensors", lambda a, b: torch.broadcast_tensors(a, b), x, normal(4))
+    add("fliplr", torch.fliplr, x)
+    add("rot90", lambda a: torch.rot90(a, 3, (0, 1)), x)
+    add("hsplit", lambda a: torch.hsplit(a, 2), x)
+    add("ravel", torch.ravel, x)
+    add("diagonal", lambda a: a.diagonal(1, 2, 3), image)
+    add("diag", torch.diag, x)
+    add("diag of a vector", lambda a: torch.diag(a, -1), normal(4))
+    add("diag_embed", lambda a: torch.diag_embed(a, 1), x)
+    add("trace", torch.trace, x)
+    add("empty_like, filled", lambda a: torch.empty_like(a).fill_(2.0) + a, x)
+    add("new_zeros", lambda a: a.new_zeros((2, 4)) + a[:2], x)
+    add("named results", lambda a: (a.max(1).values, a.sort(1).indices), x)
+
+
+def _indices(add: Add) -> None:
+    x, rows, columns = normal(3, 4), torch.tensor([2, 0]), torch.tensor([1, 3])
+    add("index two tensors", lambda a, i, j: a[i, j], x, rows, columns)
+    add("index from the end", lambda a, i: a[i, -1], x, rows - 3)
+    add("index rows of rows", lambda a, i: a[i[:, None], i], normal(3, 3, 2), rows)
+    add("take", torch.take, x, torch.tensor([[0, 5], [11, 2]]))
+    add("index_add alpha", lambda a, i, b: a.index_add(0, i, b, alpha=2), x, rows,
+        normal(2, 4, seed=6))  # fmt: skip
+    add("index_copy", lambda a, i, b: a.index_copy(1, i, b), x, columns, normal(3, 2, seed=6))
+    add("index_fill", lambda a, i: a.index_fill(1, i, 5.0), x, columns)
+    add("index_put", lambda a, i, b: a.index_put((i,), b), x, rows, normal(4))
+    add("index_put, added", lambda a, i, b: a.index_put((i, i), b, accumulate=True), x,
+        torch.tensor([1, 1]), normal(2))  # fmt: skip
+    add("scatter_reduce", lambda a, i, b: a.scatter_reduce(1, i, b, "amax"), x,
+        torch.tensor([[1, 1], [2, 3], [0, 1]]), normal(3, 2, seed=6))  # fmt: skip
+    add("select_scatter", lambda a, b: torch.select_scatter(a, b, 1, -1), x, normal(3))
+    add("slice_scatter", lambda a, b: torch.slice_scatter(a, b, 1, 0, 4, 2), x, normal(3, 2))
+
+
+def _writes(add: Add) -> None:
+    x, y, rows = normal(3, 4), normal(3, 4, seed=5), torch.tensor([2, 0])
+
+    def after(write: Callable[..., None]) -> Callable[..., torch.Tensor]:
+        def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            a = a * 1
+            write(a, b)
+            return a + 1
+
+        return program
+
+    def slices(a: Any, b: Any) -> None:
+        a[:, 0] = b[:, 1]
+        a[1:, ::2] = b[1:, 2:]
+
+    def number(a: Any, b: Any) -> None:
+        a[..., -1] = 2
+        a[1, 1] = b[0, 0]
+
+    def new_axis(a: Any, b: Any) -> None:
+        a[:, None, 1:3] = b[:, :2].unsqueeze(1)
+
+    def added(a: Any, b: Any) -> None:
+        a[:, 0] += b[:, 0]
+        a[0] *= 2
+        a -= b
+
+    def mask(a: Any, b: Any) -> None:
+        a[a > 0.5] = 0
+        a[b[:, 0] > 0] = b[0]
+
+    def through_a_view(a: Any, b: Any) -> None:
+        a[0].fill_(3)
+        a[:, 1].add_(b[:, 0])
+        a[2, 2:].copy_(b[1, :2])
+        a[1].zero_()
+
+    for write in (slices, number, new_axis, added, mask, through_a_view):
+        add(f"write: {write.__name__}", after(write), x, y)
+
+    def to_rows(a: torch.Tensor, i: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a = a * 1
+        a[i] = b
+        a[i, i + 1] = 7
+        return a
+
+    add("write: rows", to_rows, x, rows, y[:2])
+
+
+def _losses(add: Add) -> None:
+    x, y, p = normal(3, 4), normal(3, 4, seed=5), positive(3, 4)
+    labels, sign = torch.tensor([3, 0, 2]), torch.tensor([1.0, -1.0, 1.0])
+    add("mse_loss sum", lambda a, b: F.mse_loss(a, b, None, None, "sum"), x, y)
+    for name in ["l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
+                 "poisson_nll_loss", "soft_margin_loss",
+                 "multilabel_soft_margin_loss"]:  # fmt: skip
+        add(name, getattr(F, name), x, p)
+    add("kl_div", lambda a, b: F.kl_div(a, b, reduction="batchmean"), x, p)
+    add("binary_cross_entropy", F.binary_cross_entropy, p, positive(3, 4, seed=9))
+    add("gaussian_nll_loss", F.gaussian_nll_loss, x, y, p)
+    add("cross_entropy", F.cross_entropy, x, labels)
+    add("cross_entropy smooth", lambda a, t, w: F.cross_entropy(
+        a, t, w, ignore_index=0, label_smoothing=0.1), x, labels, positive(4))  # fmt: skip
+    add("cross_entropy of shares", lambda a, b: F.cross_entropy(a, b, reduction="none"), x, p)
+    add("nll_loss of images", F.nll_loss, normal(2, 3, 4, 4), whole(2, 4, 4, low=0, high=3))
+    add("hinge_embedding_loss", F.hinge_embedding_loss, x, sign[:, None].expand(3, 4))
+    add("margin_ranking_loss", F.margin_ranking_loss, normal(3), normal(3, seed=4), sign)
+    add("cosine_embedding_loss", F.cosine_embedding_loss, x, y, sign)
+    add("triplet_margin_loss", lambda a, b, c: F.triplet_margin_loss(a, b, c, swap=True), x, y, p)
+    add("pairwise_distance", F.pairwise_distance, x, y)
+
+
+def _layers(add: Add) -> None:
+    image = normal(2, 4, 8, 8)
+    add("unfold of an image", lambda a: F.unfold(a, (3, 2), 1, 1, 2), image)
+    add("fold", lambda a: F.fold(a, (9, 8), 3, 1, 1, 2), normal(2, 18, 20))
+    add("lp_pool2d", lambda a: F.lp_pool2d(a, 2, 3, 2), image)
+    add("channel_shuffle", lambda a: F.channel_shuffle(a, 2), image)
+    add("bilinear", F.bilinear, normal(3, 4), normal(3, 5), normal(2, 4, 5))
+    add("embedding_bag", lambda i, w: F.embedding_bag(i, w, mode="sum"), whole(3, 4), normal(9, 5))
+    add("affine_grid", lambda t: F.affine_grid(t, [2, 1, 4, 5], False), normal(2, 2, 3))
+    add("rrelu at rest", F.rrelu, image)
+    torch.manual_seed(0)
+    add("nn.EmbeddingBag", nn.EmbeddingBag(10, 3), whole(3, 4))
+    add("nn.Fold", nn.Fold((4, 4), 2), normal(1, 8, 9))
+    masked = MaskedAttention()
+    add(
+        "attention with padding",
+        masked,
+        normal(3, 2, 8),
+        torch.tensor([[False, False, True], [False, True, True]]),
+    )
+
+
+def _recurrent(add: Add) -> None:
+    torch.manual_seed(0)
+    x, h = normal(5, 2, 3), normal(1, 2, 4)
+    add("nn.LSTM", nn.LSTM(3, 4), x)
+    add("nn.LSTM deep", nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True), x)
+    add("nn.GRU", nn.GRU(3, 4, 2, bias=False), x)
+    add("nn.GRU both ways", nn.GRU(3, 4, bidirectional=True), x)
+    add("nn.RNN relu", nn.RNN(3, 4, nonlinearity="relu", batch_first=True), x)
+    add("nn.LSTM unbatched", nn.LSTM(3, 4), x[:, 0])
+    add("nn.LSTM with a state", WithTwoStates(nn.LSTM(3, 4)), x, h, h + 1)
+    add("nn.GRU with a state", WithState(nn.GRU(3, 4)), x, h)
+    add("nn.LSTMCell", nn.LSTMCell(3, 4), x[0])
+    add("nn.GRUCell with a state", WithState(nn.GRUCell(3, 4)), x[0], h[0])
+    add("nn.RNNCell", nn.RNNCell(3, 4), x[0])
 
 
 class SelfAttention(nn.Module):
@@ -379,3 +573,28 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.inner(x, x, x)
+
+
+class MaskedAttention(SelfAttention):
+    """The same with padded positions that are not looked at."""
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inner(x, x, x, key_padding_mask=padding)
+
+
+class WithState(nn.Module):
+    """A recurrent layer that is given its first state."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> Any:
+        return self.inner(x, h)
+
+
+class WithTwoStates(WithState):
+    """An LSTM that is given both of its first states."""
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
+        return self.inner(x, (h, c))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 import fxlab
 from fxlab import models
 from fxlab.core.errors import LoweringError
+from fxlab.core.purity import pure
 
 onnx = pytest.importorskip("onnx")
 from fxlab.backends import (  # noqa: E402  (the package needs onnx)
@@ -22,6 +25,11 @@ from fxlab.backends import (  # noqa: E402  (the package needs onnx)
     to_onnx,
 )
 from fxlab.backends.registry import _REGISTRY, find_converter  # noqa: E402
+
+
+def _store(x: torch.Tensor, index: object, value: torch.Tensor) -> torch.Tensor:
+    x[index] = value
+    return x
 
 
 def _types(model: object) -> list[str]:
@@ -123,15 +131,19 @@ def test_a_module_without_converter_is_lowered_by_running_its_code() -> None:
         ("a write to an input", lambda x: x.add_(1) * 2, [torch.ones(2)], "belongs to the caller"),
         ("indices", lambda x: F.max_pool2d(x, 2, return_indices=True), [torch.ones(1, 1, 4, 4)],
          "return_indices"),
-        ("uneven pool", lambda x: F.adaptive_avg_pool2d(x, 3), [torch.ones(1, 1, 4, 4)],
-         "windows differ"),
+        pytest.param(
+            "proj_size", nn.LSTM(3, 4, proj_size=2), [torch.ones(5, 2, 3)], "proj_size",
+            marks=pytest.mark.filterwarnings("ignore:LSTM with projections"),
+        ),
+        ("a mask's numbers", lambda x, y: _store(x * 1, x > 0, y), [torch.ones(3), torch.ones(3)],
+         "as many numbers as a mask has entries"),
         ("printing", lambda x: (print(x), x + 1)[1], [torch.ones(2)], "world"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_lowered_has_a_reason(
     name: str, program: object, inputs: list[torch.Tensor], reason: str
 ) -> None:
-    gm = fxlab.symbolic_trace(program)
+    gm = fxlab.symbolic_trace(nn.Sequential(program) if isinstance(program, nn.Module) else program)
     if name == "printing":
         with gm.graph.inserting_before(gm.graph.output_node()):
             gm.graph.call_function(print, ("hello",))
@@ -152,30 +164,167 @@ def test_the_strict_error_names_node_line_reason_and_the_ways_out() -> None:
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_a_write_in_place_is_lowered_when_nobody_sees_the_old_value() -> None:
-    def seen(x: torch.Tensor) -> torch.Tensor:
-        y = x + 1
-        z = y * 2
-        y.add_(5)
-        return y + z
+def _lowered_as_eager(program: Callable[..., Any], *inputs: torch.Tensor) -> set[str]:
+    """Lower and compare, results and inputs; return the nodes that stayed in PyTorch."""
+    gm = fxlab.symbolic_trace(program)
+    lowered = lower(gm, inputs, threads=1)
+    ours, eager = ([x.clone() for x in inputs] for _ in range(2))
+    torch.testing.assert_close(lowered(*ours), program(*eager))
+    torch.testing.assert_close(ours, eager)
+    return set(lowered.meta["reports"]["lower"]["reasons"])
 
+
+def test_a_write_in_place_is_lowered_when_no_other_view_shows_it() -> None:
     def unseen(x: torch.Tensor) -> torch.Tensor:
         y = x + 1
         y += x
         return y.relu_()
 
-    assert not explain(fxlab.symbolic_trace(unseen), [torch.ones(2)])
-    gm, x = fxlab.symbolic_trace(seen), torch.randn(4)
-    lowered = lower(gm, [x], threads=1)
-    torch.testing.assert_close(lowered(x.clone()), seen(x.clone()))
+    def read_by_its_name(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        z = y * 2
+        y.add_(5)
+        y[0] = 3
+        return y + z
 
-    def after(x: torch.Tensor) -> torch.Tensor:
+    def a_row_at_a_time(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        y[0] += x[1]
+        y[1].copy_(x[0])
+        y[:, 1:].mul_(2)
+        return y
+
+    for program in (unseen, read_by_its_name, a_row_at_a_time):
+        assert _lowered_as_eager(program, torch.randn(2, 3)) == set()
+
+
+def test_a_write_that_another_view_shows_stays_and_so_do_the_views() -> None:
+    """An engine would return a copy in place of a view, and the write would be lost."""
+
+    def view_first(x: torch.Tensor) -> torch.Tensor:
         y = x + 1
         z = y.view(-1)
         y.add_(5)
         return z * 2
 
-    assert "read again afterwards" in str(explain(fxlab.symbolic_trace(after), [torch.ones(2)]))
+    def through_the_view(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y.t().add_(5)
+        return y * 2
+
+    def of_the_input(x: torch.Tensor) -> torch.Tensor:
+        x.t().mul_(2)
+        return x + 1
+
+    x = torch.randn(3, 3)
+    assert _lowered_as_eager(view_first, x) == {"view", "add_"}
+    assert _lowered_as_eager(through_the_view, x) == {"t", "add_"}
+    assert _lowered_as_eager(of_the_input, x) == {"t", "mul_"}
+    gm = fxlab.symbolic_trace(view_first)
+    assert explain(gm, [x])["view"] == "may be a view of what add_ may write to"
+
+
+def test_a_view_of_what_unknown_code_may_write_to_stays() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        z = y.view(-1)
+        fill_with_ones(y)
+        return z * 2
+
+    with fxlab.wrapped(fill_with_ones):
+        assert _lowered_as_eager(program, torch.randn(2, 2)) == {"view", "fill_with_ones"}
+
+
+def fill_with_ones(x: torch.Tensor) -> None:
+    x.fill_(1)
+
+
+def test_a_method_that_changes_only_the_view_stores_nothing() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[0].t_()
+        return y
+
+    _lowered_as_eager(program, torch.randn(2, 3, 3))
+
+
+def test_a_constant_keeps_its_value_for_those_who_read_it_before_a_write() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = torch.ones(x.shape[0])
+        before = x + z
+        return before, z.add_(1) * x
+
+    assert _lowered_as_eager(program, torch.randn(3)) == set()
+
+
+def test_counting_up_a_size_changes_no_other_name_of_it() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        n = x.size(0)
+        m = n
+        n += 1
+        return x * n - m
+
+    _lowered_as_eager(program, torch.randn(3))
+
+
+def test_lowering_leaves_the_buffers_of_a_model_that_writes_to_them() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            return x + self.count
+
+    model = Counts()
+    lowered = lower(fxlab.symbolic_trace(model), [torch.ones(2)], threads=1)
+    assert model.count == 0
+    lowered(torch.ones(2))
+    assert lowered(torch.ones(2)).tolist() == [3, 3]
+
+
+def test_a_leaf_modules_own_writes_are_kept() -> None:
+    @pure
+    class Leaf(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = x * 2
+            y.add_(1)
+            before = y + 0
+            y.masked_fill_(y > 0, 3.0)
+            return before, y
+
+    class LeafTracer(fxlab.Tracer):
+        def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
+            return isinstance(m, Leaf)
+
+    model, x = nn.Sequential(Leaf()), torch.randn(5)
+    gm = fxlab.GraphModule(model, LeafTracer().trace(model))
+    torch.testing.assert_close(lower(gm, [x], threads=1, strict=True)(x), model(x))
+
+
+def test_recurrent_layers_take_any_batch() -> None:
+    model = nn.Sequential(nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True)).eval()
+    lowered = lower(model, [torch.randn(2, 5, 3)], threads=1, dynamic_batch=True, strict=True)
+    for batch in (1, 2, 7):
+        x = torch.randn(batch, 5, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(lowered(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_a_recurrent_layer_that_is_called_twice_are_stored_once() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.gru(self.gru(x)[0])[0]
+
+    model = to_onnx(fxlab.symbolic_trace(Model()), [torch.randn(3, 1, 64)])
+    assert _types(model).count("GRU") == 2
+    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    assert weights < 4 * (2 * 3 * 64 * 64 + 6 * 64) + 1000
 
 
 def test_a_model_in_train_mode_is_refused_with_the_remedy() -> None:

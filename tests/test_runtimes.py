@@ -20,7 +20,8 @@ from fxlab.passes.partition import OpSupports
 from fxlab.passes.quantize import quantize_static
 
 pytest.importorskip("onnx")
-from fxlab.backends import available_backends, explain, lower
+from fxlab.backends import available_backends, converter, explain, lower
+from fxlab.backends.registry import _REGISTRY
 from fxlab.backends.runtimes import EngineOptions, _no_precision
 
 HERE = [name for name, missing in available_backends().items() if missing is None]
@@ -277,6 +278,64 @@ def test_dtypes_that_a_runtime_would_change_silently_stay_in_pytorch() -> None:
     assert "float64" in explain(gm, [x], "openvino")["add"]
     assert not explain(gm, [x], "onnxruntime")
     assert torch.equal(lower(gm, [x], "onnxruntime", threads=1)(x), x + 1e-9)
+
+
+def test_what_a_runtime_has_no_kernel_for_stays_in_pytorch_with_its_words() -> None:
+    """onnxruntime has no tangent and no convolution of doubles; that is known when it is asked."""
+    layers = [nn.Conv1d(2, 2, 3), nn.Conv1d(2, 2, 3), nn.ReLU()]
+    model, x = nn.Sequential(*layers).double().eval(), torch.randn(1, 2, 9).double()
+    lowered = lower(model, [x], "onnxruntime", threads=1)
+    reasons = lowered.meta["reports"]["lower"]["reasons"]
+    assert set(reasons) == {"_0", "_1"}
+    assert "Conv" in reasons["_0"]
+    with torch.no_grad():
+        torch.testing.assert_close(lowered(x), model(x))
+    with pytest.raises(LoweringError, match=r"_0 cannot be lowered to onnxruntime.*Conv"):
+        lower(model, [x], "onnxruntime", threads=1, strict=True)
+
+
+def test_a_converter_whose_result_is_not_eagers_is_found_out_and_left() -> None:
+    gm, x = fxlab.symbolic_trace(lambda x: torch.special.i0e(x) + 1), torch.ones(2, 3)
+    wrong = {
+        "another shape": lambda ctx, x: ctx.op("Flatten", x, axis=0),
+        "invalid ONNX": lambda ctx, x: ctx.op("Concat", axis=0),
+        "another dtype": lambda ctx, x: ctx.op("Cast", x, to=7),
+    }
+    for backend in HERE:
+        for what, convert in wrong.items():
+            converter(torch.special.i0e)(convert)
+            try:
+                lowered = lower(gm, [x], backend, threads=1)
+            finally:
+                del _REGISTRY[torch.special.i0e]
+            assert "special_i0e" in lowered.meta["reports"]["lower"]["reasons"], what
+            torch.testing.assert_close(lowered(x), gm(x))
+
+
+@pytest.mark.skipif("openvino" not in HERE, reason="openvino is not installed")
+def test_numbers_beyond_32_bits_and_empty_tensors_are_kept_from_openvino() -> None:
+    gm = fxlab.symbolic_trace(lambda x: x * 2 + 1)
+    wide = torch.tensor([3_000_000_000, 1])
+    assert "beyond 32 bits" in explain(gm, [wide], "openvino")["mul"]
+    assert torch.equal(lower(gm, [wide], "openvino", threads=1)(wide), wide * 2 + 1)
+    assert "no elements" in explain(gm, [torch.ones(0, 2)], "openvino")["mul"]
+    lowered = lower(gm, [torch.tensor([1, 2])], "openvino", threads=1, dynamic_batch=True)
+    assert lowered(torch.tensor([1, 2, 3])).tolist() == [3, 5, 7]
+    with pytest.raises(LoweringError, match="beyond 32 bits"):
+        lowered(wide)
+    with pytest.raises(LoweringError, match="no elements"):
+        lowered(wide[:0])
+
+
+@backends
+def test_named_results_come_back_by_name_and_pickle(backend: str) -> None:
+    gm = fxlab.symbolic_trace(lambda x: (torch.sort(x), x.max(1).values))
+    x = torch.randn(3, 4)
+    lowered = lower(gm, [x], backend, threads=1, strict=True)
+    for module in (lowered, pickle.loads(pickle.dumps(lowered))):
+        found, largest = module(x)
+        assert torch.equal(found.indices, torch.sort(x).indices)
+        assert torch.equal(largest, x.amax(1))
 
 
 def test_the_report_has_parts_seconds_and_reasons() -> None:

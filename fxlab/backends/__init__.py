@@ -25,10 +25,14 @@ except ImportError as error:
 
 from fxlab.backends import (
     converters_act,
+    converters_composed,
+    converters_index,
     converters_int8,
+    converters_loss,
     converters_math,
     converters_nn,
     converters_reduce,
+    converters_rnn,
     converters_shape,
 )
 from fxlab.backends.lowering import Explanation, explain, lower
@@ -46,10 +50,14 @@ __all__ = [
     "available_backends",
     "converter",
     "converters_act",
+    "converters_composed",
+    "converters_index",
     "converters_int8",
+    "converters_loss",
     "converters_math",
     "converters_nn",
     "converters_reduce",
+    "converters_rnn",
     "converters_shape",
     "explain",
     "lower",

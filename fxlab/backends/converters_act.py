@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fxlab.backends.converters_reduce import linear
-from fxlab.backends.converters_shape import reshape_to
+from fxlab.backends.converters_shape import axis_of, reshape_to
 from fxlab.backends.onnx import Builder, OnnxValue, SymbolicInt, Unsupported, converter
 
 __all__: list[str] = []
@@ -65,10 +65,12 @@ def _mish(ctx: Builder, input: Any, inplace: bool = False) -> Any:
 
 
 def _softplus(ctx: Builder, input: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    if beta == 1:
-        return ctx.op("Softplus", input)
-    scaled = ctx.op("Mul", input, _c(ctx, beta))
-    return ctx.op("Div", ctx.op("Softplus", scaled), _c(ctx, beta))
+    scaled = input if beta == 1 else ctx.op("Mul", input, _c(ctx, beta))
+    y = ctx.op("Softplus", scaled)
+    y = y if beta == 1 else ctx.op("Div", y, _c(ctx, beta))
+    if threshold >= 20:  # there it is the identity within float32
+        return y
+    return ctx.op("Where", ctx.op("Greater", scaled, _c(ctx, threshold)), input, y)
 
 
 def _hardtanh(
@@ -96,6 +98,8 @@ def _leaky_relu(
 
 
 def _prelu(ctx: Builder, input: Any, weight: Any) -> Any:
+    if input.dim() == 0:
+        weight = weight.reshape(())
     if weight.numel() > 1 and input.dim() > 2:
         weight = ctx.op("Unsqueeze", weight, ctx.const(list(range(1, input.dim() - 1)), I64))
     return ctx.op("PRelu", input, weight)
@@ -168,7 +172,7 @@ def _softmax_like(op: str, negate: bool = False) -> Callable[..., Any]:
             dim = 0 if input.dim() in (0, 1, 3) else 1
         x = ctx.cast(input, ctx.out.dtype)
         x = ctx.op("Neg", x) if negate else x
-        return ctx.op(op, x, axis=dim % max(input.dim(), 1))
+        return ctx.op(op, x, axis=axis_of(dim, input.dim()))
 
     return convert
 
@@ -263,9 +267,9 @@ def multi_head_attention(
     is_causal: bool = False,
 ) -> Any:
     """Attention of inputs (length, batch, features); see torch.nn.MultiheadAttention."""
-    unusual = (bias_k, bias_v, key_padding_mask, static_k, static_v)
+    unusual = (bias_k, bias_v, static_k, static_v)
     if any(v is not None for v in unusual) or add_zero_attn or query.dim() != 3:
-        raise Unsupported("multi-head attention with padding masks, added keys or without batch")
+        raise Unsupported("multi-head attention with added keys or without batch")
     if training and dropout_p:
         raise Unsupported("dropout in training draws random numbers; call eval() first")
     width, head = embed_dim_to_check, embed_dim_to_check // num_heads
@@ -286,13 +290,15 @@ def multi_head_attention(
     v = heads(value, weights[2], biases[2], to_rows)
     scale = ctx.const(1 / math.sqrt(head), query.dtype)
     scores = ctx.op("MatMul", ctx.op("Mul", q, scale), k)
-    if attn_mask is not None:
-        if attn_mask.dim() == 3:
-            raise Unsupported("multi-head attention with a mask per head")
-        if attn_mask.dtype is torch.bool:
-            scores = ctx.op("Where", attn_mask, ctx.const(-math.inf, query.dtype), scores)
-        else:
-            scores = ctx.op("Add", scores, attn_mask)
+    if attn_mask is not None and attn_mask.dim() == 3:
+        attn_mask = attn_mask.unflatten(0, (-1, num_heads))
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask.unsqueeze(1).unsqueeze(2)
+    for mask in (attn_mask, key_padding_mask):
+        if mask is not None and mask.dtype is torch.bool:
+            scores = ctx.op("Where", mask, ctx.const(-math.inf, query.dtype), scores)
+        elif mask is not None:
+            scores = ctx.op("Add", scores, mask)
     weights_out = ctx.op("Softmax", scores, axis=-1)
     mixed = ctx.op("Transpose", ctx.op("MatMul", weights_out, v), perm=[2, 0, 1, 3])
     joined = reshape_to(ctx, mixed, [query.shape[0], query.shape[1], width])
@@ -317,7 +323,10 @@ def interpolate(
     antialias: bool = False,
 ) -> Any:
     kinds = {"nearest": "nearest", "bilinear": "linear", "linear": "linear", "bicubic": "cubic"}
-    kinds["trilinear"] = "linear"
+    kinds |= {"trilinear": "linear", "nearest-exact": "nearest"}
+    if mode == "area":
+        sizes = [int(n) for n in ctx.out.shape[2:]]
+        return getattr(F, f"adaptive_avg_pool{len(sizes)}d")(input, sizes)
     if mode not in kinds or antialias:
         raise Unsupported(f"interpolate with mode={mode!r}, antialias={antialias}")
     if align_corners:
@@ -329,7 +338,7 @@ def interpolate(
     options: dict[str, Any] = {
         "mode": kinds[mode],
         "coordinate_transformation_mode": where,
-        "nearest_mode": "floor" if mode == "nearest" else None,
+        "nearest_mode": {"nearest": "floor", "nearest-exact": "round_prefer_ceil"}.get(mode),
         "cubic_coeff_a": -0.75 if mode == "bicubic" else None,
     }
     count = input.dim() - 2
@@ -373,28 +382,6 @@ def grid_sample(
         padding_mode=padding_mode,
         align_corners=int(bool(align_corners)),
     )
-
-
-@converter(F.cosine_similarity)
-def cosine_similarity(ctx: Builder, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    axis = ctx.const([dim % x1.dim()], I64)
-    dot = ctx.op("ReduceSum", ctx.op("Mul", x1, x2), axis, keepdims=0)
-    lengths = [
-        ctx.op("Max", ctx.op("ReduceL2", x, axis, keepdims=0), ctx.const(eps, ctx.out.dtype))
-        for x in (x1, x2)
-    ]
-    return ctx.op("Div", dot, ctx.op("Mul", *lengths))
-
-
-@converter(F.mse_loss)
-def mse_loss(
-    ctx: Builder, input: Any, target: Any, *_: Any, reduction: str = "mean", **__: Any
-) -> Any:
-    difference = ctx.op("Sub", input, target)
-    squares = ctx.op("Mul", difference, difference)
-    if reduction == "none":
-        return squares
-    return ctx.op("ReduceMean" if reduction == "mean" else "ReduceSum", squares, keepdims=0)
 
 
 # Quantization: the result stays an integer value that carries its scale and zero point.

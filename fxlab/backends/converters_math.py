@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from fxlab.backends.onnx import Builder, OnnxValue, SymbolicInt, Unsupported, converter
 
-__all__ = ["elementwise", "register"]
+__all__ = ["choose", "elementwise", "register"]
 
 I64 = torch.int64
 
@@ -353,18 +353,32 @@ def bitwise_not(ctx: Builder, input: Any) -> Any:
     return ctx.op("Not" if input.dtype is torch.bool else "BitwiseNot", input)
 
 
-@converter("where", torch.where)
+def choose(ctx: Builder, condition: Any, a: Any, b: Any, kind: torch.dtype) -> OnnxValue:
+    """`a` where the condition holds, else `b`, as `kind`; with types that every runtime takes."""
+    condition = ctx.cast(condition, torch.bool)
+    if kind is torch.bool:
+        yes = ctx.op("And", condition, ctx.cast(a, kind))
+        return ctx.op("Or", yes, ctx.op("And", ctx.op("Not", condition), ctx.cast(b, kind)))
+    wide = torch.int32 if kind in (torch.int8, torch.int16) else kind
+    chosen = ctx.op("Where", condition, ctx.cast(a, wide), ctx.cast(b, wide))
+    return chosen if wide is kind else ctx.cast(chosen, kind)
+
+
+@converter(torch.where, torch.ops.aten.where.self)
 def where(ctx: Builder, condition: Any, input: Any = None, other: Any = None) -> Any:
     if input is None:
         raise Unsupported("where with one argument has a size that depends on values")
-    kind = ctx.out.dtype
-    condition = ctx.cast(condition, torch.bool)
-    return ctx.op("Where", condition, ctx.cast(input, kind), ctx.cast(other, kind))
+    return choose(ctx, condition, input, other, ctx.out.dtype)
+
+
+@converter("where")
+def where_method(ctx: Builder, input: Any, condition: Any, other: Any) -> Any:
+    return choose(ctx, condition, input, other, ctx.out.dtype)
 
 
 @converter("masked_fill", torch.masked_fill)
 def masked_fill(ctx: Builder, input: Any, mask: Any, value: Any) -> Any:
-    return ctx.op("Where", ctx.cast(mask, torch.bool), ctx.cast(value, input.dtype), input)
+    return choose(ctx, mask, value, input, input.dtype)
 
 
 @converter("clamp", "clip", torch.clamp, torch.clip)

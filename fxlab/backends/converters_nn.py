@@ -117,6 +117,9 @@ def _transposed(
     dilation: Any = 1,
 ) -> Any:
     count = weight.dim() - 2
+    extra, steps = _tuple(output_padding, count), _tuple(stride, count)
+    if any(more >= step for more, step in zip(extra, steps, strict=True)):
+        raise Unsupported("a transposed convolution whose output_padding is not below its stride")
     x, added = _batched(ctx, input, count + 2)
     y = ctx.op(
         "ConvTranspose",
@@ -124,9 +127,9 @@ def _transposed(
         weight,
         bias,
         kernel_shape=[int(size) for size in weight.shape[2:]],
-        strides=_tuple(stride, count),
+        strides=steps,
         pads=_tuple(padding, count) * 2,
-        output_padding=_tuple(output_padding, count),
+        output_padding=extra,
         dilations=_tuple(dilation, count),
         group=groups,
     )
@@ -215,11 +218,26 @@ def _adaptive_pool(count: int, whole: str, op: str) -> Callable[..., Any]:
         if all(n == 1 for n in wanted):
             return _unbatched(ctx, ctx.op(whole, x), added)
         if any(size % n for n, size in zip(wanted, sizes, strict=True)):
-            raise Unsupported(f"adaptive pooling from {sizes} to {wanted}: windows differ in size")
+            return _unbatched(ctx, _uneven_pool(x, wanted, op == "MaxPool"), added)
         kernel = [size // n for n, size in zip(wanted, sizes, strict=True)]
         return _unbatched(ctx, ctx.op(op, x, kernel_shape=kernel, strides=kernel), added)
 
     return convert
+
+
+def _uneven_pool(x: Any, wanted: Sequence[int], largest: bool) -> Any:
+    """Adaptive pooling by windows of different sizes, one axis after the other."""
+    for axis, count in enumerate(wanted, 2):
+        size = int(x.shape[axis])
+        windows = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+        if largest:
+            x = torch.cat([x.narrow(axis, a, b - a).amax(axis, True) for a, b in windows], axis)
+            continue
+        shares = torch.zeros(size, count, dtype=x.dtype)
+        for column, (a, b) in enumerate(windows):
+            shares[a:b, column] = 1 / (b - a)
+        x = torch.matmul(x.transpose(axis, -1), shares).transpose(axis, -1)
+    return x
 
 
 for _count in (1, 2, 3):
@@ -383,6 +401,6 @@ def normalize(
 def local_response_norm(
     ctx: Builder, input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Any:
-    if size % 2 == 0:
-        raise Unsupported("local_response_norm over an even number of channels")
+    if size % 2 == 0 or input.dim() != 4:
+        raise Unsupported("local_response_norm over an even number of channels, or not of images")
     return ctx.op("LRN", input, size=size, alpha=float(alpha), beta=float(beta), bias=float(k))

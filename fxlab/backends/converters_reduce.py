@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fxlab.backends.converters_math import elementwise, register
+from fxlab.backends.converters_shape import axis_of
 from fxlab.backends.onnx import Builder, OnnxValue, Unsupported, converter
 
 __all__: list[str] = []
@@ -27,14 +28,18 @@ I64 = torch.int64
 
 def _dims(dim: Any, rank: int) -> list[int] | None:
     """Axes as non-negative ints; None for all."""
-    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+    if rank == 0 or dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return None
     axes = [dim] if isinstance(dim, int) else list(dim)
-    return [axis % max(rank, 1) for axis in axes]
+    return [axis % rank for axis in axes]
 
 
 def _reduce(ctx: Builder, op: str, x: Any, dim: Any, keepdim: bool) -> OnnxValue:
     axes = _dims(dim, x.dim() if x.fake is not None else ctx.out.dim())
+    if x.fake is not None and op not in ("ReduceSum", "ReduceProd"):
+        sizes = x.fake.shape if axes is None else [x.fake.shape[axis] for axis in axes if x.dim()]
+        if 0 in sizes:
+            raise Unsupported(f"{op} of no numbers")
     given = None if axes is None else ctx.const(axes, I64)
     return ctx.op(op, x, given, keepdims=int(keepdim))
 
@@ -74,7 +79,7 @@ def _extreme(name: str, reduce: str, arg: str, pairwise: str) -> None:
         if not isinstance(given[0], int):
             return elementwise(ctx, pairwise, input, given[0])
         keepdim = bool(given[1] if len(given) > 1 else kwargs.get("keepdim", False))
-        axis = given[0] % max(input.dim(), 1)
+        axis = axis_of(given[0], input.dim())
         values = ctx.op(reduce, input, ctx.const([axis], I64), keepdims=int(keepdim))
         return values, ctx.op(arg, input, axis=axis, keepdims=int(keepdim))
 
@@ -87,12 +92,12 @@ _extreme("min", "ReduceMin", "ArgMin", "Min")
 
 def _arg(name: str, op: str) -> None:
     def convert(ctx: Builder, input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        if dim is None:
+        if dim is None or input.dim() == 0:
             flat = ctx.op("Reshape", input, ctx.const([-1], I64))
             found = ctx.op(op, flat, axis=0, keepdims=0)
             shape = ctx.const([1] * ctx.out.dim(), I64)
             return ctx.op("Reshape", found, shape) if keepdim else found
-        return ctx.op(op, input, axis=dim % max(input.dim(), 1), keepdims=int(keepdim))
+        return ctx.op(op, input, axis=dim % input.dim(), keepdims=int(keepdim))
 
     register(name, convert)
 
@@ -110,7 +115,9 @@ def _var(ctx: Builder, x: Any, dim: Any, correction: float, keepdim: bool) -> On
     for axis in range(x.dim()) if axes is None else axes:
         count = count * x.shape[axis]
     total = _reduce(ctx, "ReduceSum", squares, axes, keepdim)
-    divisor = count - int(correction)
+    divisor = count - (int(correction) if correction == int(correction) else correction)
+    if isinstance(divisor, (int, float)):
+        divisor = max(0, divisor)  # too few numbers: not a number, as eager says
     return ctx.op("Div", total, ctx.cast(divisor, x.dtype))
 
 
@@ -192,7 +199,9 @@ def count_nonzero(ctx: Builder, input: Any, dim: Any = None) -> Any:
 
 @converter("cumsum", torch.cumsum)
 def cumsum(ctx: Builder, input: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    axis = ctx.const(dim % max(input.dim(), 1), I64)
+    if input.dim() == 0:
+        return ctx.op("Identity", ctx.cast(input, ctx.out.dtype))
+    axis = ctx.const(dim % input.dim(), I64)
     return ctx.op("CumSum", ctx.cast(input, ctx.out.dtype), axis)
 
 
@@ -225,7 +234,8 @@ def _kept(ctx: Builder, weight: Any, transposed: Any) -> Any:
 def addmm(
     ctx: Builder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1
 ) -> Any:
-    return ctx.op("Gemm", mat1, mat2, input, alpha=float(alpha), beta=float(beta))
+    given = input if beta else None  # times 0 it must not matter, even if it is not a number
+    return ctx.op("Gemm", mat1, mat2, given, alpha=float(alpha), beta=float(beta))
 
 
 @converter("baddbmm", "addmv", torch.baddbmm, torch.addmv)
@@ -235,6 +245,8 @@ def baddbmm(
     product = ctx.op("MatMul", batch1, batch2)
     if alpha != 1:
         product = ctx.op("Mul", product, ctx.const(alpha, ctx.out.dtype))
+    if beta == 0:
+        return ctx.op("Expand", product, ctx.ints(ctx.out.shape))
     if beta != 1:
         input = ctx.op("Mul", input, ctx.const(beta, ctx.out.dtype))
     return ctx.op("Add", input, product)

@@ -6,7 +6,6 @@ operand of an ONNX node from fixed and dynamic sizes alike.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 
 from fxlab.backends.onnx import Builder, OnnxValue, SymbolicInt, Unsupported, converter
 
-__all__: list[str] = []
+__all__ = ["axis_of", "reshape_to", "slice_axes"]
 
 I64 = torch.int64
 END = 2**63 - 1
@@ -28,8 +27,15 @@ def _sizes(args: Sequence[Any]) -> list[Any]:
     return list(args)
 
 
-def _axis(dim: int, rank: int) -> int:
-    return dim % max(rank, 1)
+def axis_of(dim: int, rank: int) -> int:
+    """Return a dimension of a tensor of that rank, counted from the front.
+
+    Raises:
+        Unsupported: the tensor has none; ONNX knows no axis 0 of a number.
+    """
+    if rank == 0:
+        raise Unsupported("along an axis of a tensor of no dimensions")
+    return dim % rank
 
 
 # Shape.
@@ -56,7 +62,7 @@ def flatten(ctx: Builder, input: Any, start_dim: int = 0, end_dim: int = -1) -> 
     rank = input.dim()
     if rank == 0:
         return reshape_to(ctx, input, [1])
-    first, last = _axis(start_dim, rank), _axis(end_dim, rank)
+    first, last = axis_of(start_dim, rank), axis_of(end_dim, rank)
     sizes = list(input.shape)
     middle: Any = 1
     for size in sizes[first : last + 1]:
@@ -71,14 +77,14 @@ def flatten(ctx: Builder, input: Any, start_dim: int = 0, end_dim: int = -1) -> 
 
 @converter("unflatten", torch.unflatten)
 def unflatten(ctx: Builder, input: Any, dim: int, sizes: Sequence[Any]) -> Any:
-    axis = _axis(dim, input.dim())
+    axis = axis_of(dim, input.dim())
     return reshape_to(ctx, input, [*input.shape[:axis], *sizes, *input.shape[axis + 1 :]])
 
 
 @converter("squeeze", torch.squeeze)
 def squeeze(ctx: Builder, input: Any, dim: Any = None) -> Any:
     wanted = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    axes = [_axis(d, input.dim()) for d in wanted]
+    axes = [axis_of(d, input.dim()) for d in wanted]
     axes = [d for d in axes if input.fake.shape[d] == 1]
     if input.other is not None and any(input.other.shape[d] != 1 for d in axes):
         raise Unsupported("squeeze of a dimension that depends on the batch")
@@ -91,8 +97,9 @@ def unsqueeze(ctx: Builder, input: Any, dim: int) -> Any:
 
 
 @converter("permute", torch.permute)
-def permute(ctx: Builder, input: Any, *dims: Any) -> Any:
-    return ctx.op("Transpose", input, perm=[_axis(d, input.dim()) for d in _sizes(dims)])
+def permute(ctx: Builder, input: Any, *args: Any, dims: Any = ()) -> Any:
+    order = [axis_of(d, input.dim()) for d in _sizes(args or dims)]
+    return ctx.op("Transpose", input, perm=order) if order else ctx.op("Identity", input)
 
 
 @converter("transpose", "swapaxes", "swapdims", torch.transpose, torch.swapaxes, torch.swapdims)
@@ -100,7 +107,7 @@ def transpose(ctx: Builder, input: Any, dim0: int, dim1: int) -> Any:
     order = list(range(input.dim()))
     if not order:
         return ctx.op("Identity", input)
-    a, b = _axis(dim0, input.dim()), _axis(dim1, input.dim())
+    a, b = axis_of(dim0, input.dim()), axis_of(dim1, input.dim())
     order[a], order[b] = order[b], order[a]
     return ctx.op("Transpose", input, perm=order)
 
@@ -113,9 +120,9 @@ def t(ctx: Builder, input: Any) -> Any:
 @converter("movedim", "moveaxis", torch.movedim, torch.moveaxis)
 def movedim(ctx: Builder, input: Any, source: Any, destination: Any) -> Any:
     rank = input.dim()
-    sources = [_axis(d, rank) for d in ([source] if isinstance(source, int) else source)]
+    sources = [axis_of(d, rank) for d in ([source] if isinstance(source, int) else source)]
     targets = [
-        _axis(d, rank) for d in ([destination] if isinstance(destination, int) else destination)
+        axis_of(d, rank) for d in ([destination] if isinstance(destination, int) else destination)
     ]
     order: list[int | None] = [None] * rank
     for a, b in zip(sources, targets, strict=True):
@@ -150,7 +157,9 @@ def repeat(ctx: Builder, input: Any, *repeats: Any) -> Any:
 
 
 @converter("repeat_interleave", torch.repeat_interleave)
-def repeat_interleave(ctx: Builder, input: Any, repeats: Any, dim: int | None = None) -> Any:
+def repeat_interleave(
+    ctx: Builder, input: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
+) -> Any:
     if not isinstance(repeats, int):
         raise Unsupported("repeat_interleave with a tensor of counts has a size of values")
     sizes = list(input.shape)
@@ -195,14 +204,14 @@ for _name in [
 
 @converter("cat", torch.cat, torch.concat, torch.concatenate)
 def cat(ctx: Builder, tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
-    axis = _axis(kwargs.get("axis", dim), ctx.out.dim())
+    axis = axis_of(kwargs.get("axis", dim), ctx.out.dim())
     empty = [v for v in tensors if not (len(v.shape) == 1 and v.shape[0] == 0)]
     return ctx.op("Concat", *(ctx.cast(v, ctx.out.dtype) for v in empty), axis=axis)
 
 
 @converter(torch.stack)
 def stack(ctx: Builder, tensors: Sequence[Any], dim: int = 0) -> Any:
-    axis = _axis(dim, ctx.out.dim())
+    axis = axis_of(dim, ctx.out.dim())
     where = ctx.const([axis], I64)
     wide = [ctx.op("Unsqueeze", ctx.cast(v, ctx.out.dtype), where) for v in tensors]
     return ctx.op("Concat", *wide, axis=axis)
@@ -221,7 +230,7 @@ def _pieces(ctx: Builder, x: Any, lengths: Sequence[int], axis: int) -> tuple[An
 
 @converter("split", torch.split)
 def split(ctx: Builder, tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
-    axis = _axis(dim, tensor.dim())
+    axis = axis_of(dim, tensor.dim())
     lengths = split_size_or_sections
     if isinstance(lengths, int):
         lengths = [piece.shape[axis] for piece in ctx.out]
@@ -237,78 +246,33 @@ def split_with_sizes(ctx: Builder, tensor: Any, split_sizes: Any, dim: int = 0) 
 
 @converter("chunk", torch.chunk, "tensor_split", torch.tensor_split)
 def chunk(ctx: Builder, input: Any, chunks: Any, dim: int = 0) -> Any:
-    axis = _axis(dim, input.dim())
+    axis = axis_of(dim, input.dim())
     return split(ctx, input, [piece.shape[axis] for piece in ctx.out], axis)
 
 
 @converter("unbind", torch.unbind)
 def unbind(ctx: Builder, input: Any, dim: int = 0) -> Any:
-    axis = _axis(dim, input.dim())
+    axis = axis_of(dim, input.dim())
     pieces = split(ctx, input, [1] * len(ctx.out), axis)
     return tuple(ctx.op("Squeeze", piece, ctx.const([axis], I64)) for piece in pieces)
 
 
 @converter("narrow", torch.narrow)
 def narrow(ctx: Builder, input: Any, dim: int, start: int, length: int) -> Any:
-    return _slice(ctx, input, [(_axis(dim, input.dim()), start, start + length, 1)])
+    return slice_axes(ctx, input, [(axis_of(dim, input.dim()), start, start + length, 1)])
 
 
 @converter("select", torch.select)
 def select(ctx: Builder, input: Any, dim: int, index: int) -> Any:
-    return ctx.op("Gather", input, ctx.const(index, I64), axis=_axis(dim, input.dim()))
+    return ctx.op("Gather", input, ctx.const(index, I64), axis=axis_of(dim, input.dim()))
 
 
-def _slice(ctx: Builder, x: Any, cuts: Sequence[tuple[int, Any, Any, int]]) -> OnnxValue:
+def slice_axes(ctx: Builder, x: Any, cuts: Sequence[tuple[int, Any, Any, int]]) -> OnnxValue:
+    """Take a slice of some axes; ``cuts`` are (axis, start, end, step)."""
     axes, starts, ends, steps = (list(column) for column in zip(*cuts, strict=True))
     return ctx.op(
         "Slice", x, ctx.ints(starts), ctx.ints(ends), ctx.const(axes, I64), ctx.const(steps, I64)
     )
-
-
-@converter(operator.getitem, "__getitem__")
-def getitem(ctx: Builder, input: Any, index: Any) -> Any:
-    """Basic indexing: numbers, slices, None, ``...``, and at most one tensor of integers."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    tensors = [i for i in items if isinstance(i, (OnnxValue, torch.Tensor, list))]
-    if any(getattr(i, "dtype", None) is torch.bool for i in tensors):
-        raise Unsupported("a boolean mask as index has a size that depends on values")
-    if len(tensors) > 1 or (tensors and any(isinstance(i, int) for i in items)):
-        raise Unsupported("several tensors as index")
-    plain = [i for i in items if i is not None and i is not Ellipsis]
-    if Ellipsis in [i for i in items if not isinstance(i, (OnnxValue, torch.Tensor))]:
-        place = next(k for k, i in enumerate(items) if i is Ellipsis)
-        items[place : place + 1] = [slice(None)] * (input.dim() - len(plain))
-    cuts, gathers, removed, added = [], [], [], []
-    axis = out_axis = 0
-    for item in items:
-        if item is None:
-            added.append(out_axis)
-            out_axis += 1
-            continue
-        if isinstance(item, slice):
-            start = 0 if item.start is None else item.start
-            stop = END if item.stop is None else item.stop
-            step = 1 if item.step is None else int(item.step)
-            if (start, stop, step) != (0, END, 1):
-                cuts.append((axis, start, stop, step))
-            out_axis += 1
-        elif isinstance(item, (int, SymbolicInt)):
-            place: Any = item
-            end = END if isinstance(item, int) and item == -1 else place + 1
-            cuts.append((axis, item, end, 1))
-            removed.append(axis)
-        else:
-            gathers.append((axis, torch.tensor(item) if isinstance(item, list) else item))
-            out_axis += gathers[-1][1].dim()
-        axis += 1
-    x = _slice(ctx, input, cuts) if cuts else input
-    for where, positions in gathers:
-        x = ctx.op("Gather", x, ctx.cast(positions, I64), axis=where)
-    if removed:
-        x = ctx.op("Squeeze", x, ctx.const(removed, I64))
-    if added:
-        x = ctx.op("Unsqueeze", x, ctx.const(added, I64))
-    return x if x is not input else ctx.op("Identity", input)
 
 
 # Gather and scatter.
@@ -316,12 +280,12 @@ def getitem(ctx: Builder, input: Any, index: Any) -> Any:
 
 @converter("index_select", torch.index_select)
 def index_select(ctx: Builder, input: Any, dim: int, index: Any) -> Any:
-    return ctx.op("Gather", input, index, axis=_axis(dim, input.dim()))
+    return ctx.op("Gather", input, index, axis=axis_of(dim, input.dim()))
 
 
 @converter("gather", torch.gather)
 def gather(ctx: Builder, input: Any, dim: int, index: Any, **_: Any) -> Any:
-    axis = _axis(dim, input.dim())
+    axis = axis_of(dim, input.dim())
     return ctx.op("GatherElements", _trimmed(ctx, input, index, axis), index, axis=axis)
 
 
@@ -342,8 +306,22 @@ def _rank(value: OnnxValue, like: Any) -> OnnxValue:
 @converter("take_along_dim", torch.take_along_dim)
 def take_along_dim(ctx: Builder, input: Any, indices: Any, dim: int | None = None) -> Any:
     if dim is None:
-        raise Unsupported("take_along_dim of the flattened tensor")
-    return gather(ctx, input, dim, indices)
+        return gather(ctx, input.reshape(-1), 0, indices.reshape(-1))
+    axis = axis_of(dim, input.dim())
+    sizes = list(ctx.out.shape)
+    sizes[axis] = input.shape[axis]
+    return gather(ctx, input.expand(sizes), dim, indices.expand(ctx.out.shape))
+
+
+_REDUCTIONS = {
+    None: None,
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
 
 
 @converter("scatter", torch.scatter)
@@ -362,10 +340,10 @@ def scatter(
         source = ctx.op("Expand", ctx.cast(source, input.dtype), ctx.ints(index.shape))
     else:
         cuts = [(d, 0, size, 1) for d, size in enumerate(index.shape) if size != source.shape[d]]
-        source = _slice(ctx, source, cuts) if cuts else source
-    mode = {None: None, "add": "add", "multiply": "mul"}[reduce]
+        source = slice_axes(ctx, source, cuts) if cuts else source
+    mode = _REDUCTIONS[reduce]
     return ctx.op(
-        "ScatterElements", input, index, source, axis=_axis(dim, input.dim()), reduction=mode
+        "ScatterElements", input, index, source, axis=axis_of(dim, input.dim()), reduction=mode
     )
 
 
@@ -374,20 +352,58 @@ def scatter_add(ctx: Builder, input: Any, dim: int, index: Any, src: Any) -> Any
     return scatter(ctx, input, dim, index, src, reduce="add")
 
 
-@converter("index_add", torch.index_add)
-def index_add(ctx: Builder, input: Any, dim: int, index: Any, source: Any, **_: Any) -> Any:
-    axis = _axis(dim, input.dim())
-    shape = [1] * source.dim()
+@converter("scatter_reduce", torch.scatter_reduce)
+def scatter_reduce(
+    ctx: Builder,
+    input: Any,
+    dim: int,
+    index: Any,
+    src: Any,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    if reduce not in _REDUCTIONS or not include_self:
+        raise Unsupported(f"scatter_reduce with {reduce!r}, include_self={include_self}")
+    return scatter(ctx, input, dim, index, src, reduce=reduce)
+
+
+def _along(
+    ctx: Builder, x: Any, dim: int, index: Any, source: Any, reduction: str | None = None
+) -> OnnxValue:
+    """`source` put to the places `index` (1-D) of one axis of `x`."""
+    axis = axis_of(dim, x.dim())
+    sizes = list(x.shape)
+    sizes[axis] = index.numel()
+    shape = [1] * x.dim()
     shape[axis] = -1
-    wide = ctx.op("Expand", reshape_to(ctx, index, shape), ctx.ints(source.shape))
-    return ctx.op("ScatterElements", input, wide, source, axis=axis, reduction="add")
+    wide = ctx.op("Expand", reshape_to(ctx, index, shape), ctx.ints(sizes))
+    source = ctx.op("Expand", ctx.cast(source, x.dtype), ctx.ints(sizes))
+    return ctx.op("ScatterElements", x, wide, source, axis=axis, reduction=reduction)
+
+
+@converter("index_add", torch.index_add)
+def index_add(
+    ctx: Builder, input: Any, dim: int, index: Any, source: Any, *, alpha: float = 1
+) -> Any:
+    return _along(ctx, input, dim, index, source if alpha == 1 else source * alpha, "add")
+
+
+@converter("index_copy", torch.index_copy)
+def index_copy(ctx: Builder, input: Any, dim: int, index: Any, source: Any) -> Any:
+    return _along(ctx, input, dim, index, source)
+
+
+@converter("index_fill", torch.index_fill)
+def index_fill(ctx: Builder, input: Any, dim: int, index: Any, value: Any) -> Any:
+    return _along(ctx, input, dim, index, value)
 
 
 @converter("topk", torch.topk)
 def topk(
     ctx: Builder, input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Any:
-    axis = _axis(dim, input.dim())
+    axis = axis_of(dim, input.dim())
     count = ctx.const([int(k)], I64)
     return ctx.op("TopK", input, count, axis=axis, largest=int(largest), outputs=2)
 
@@ -400,26 +416,28 @@ def sort(
 
 
 @converter("argsort", torch.argsort)
-def argsort(ctx: Builder, input: Any, dim: int = -1, descending: bool = False) -> Any:
+def argsort(
+    ctx: Builder, input: Any, dim: int = -1, descending: bool = False, stable: bool = False
+) -> Any:
     return topk(ctx, input, input.shape[dim], dim, descending)[1]
 
 
 @converter("flip", torch.flip)
-def flip(ctx: Builder, input: Any, *dims: Any) -> Any:
-    cuts = [(_axis(d, input.dim()), -1, -END, -1) for d in _sizes(dims)]
-    return _slice(ctx, input, cuts)
+def flip(ctx: Builder, input: Any, *args: Any, dims: Any = ()) -> Any:
+    cuts = [(axis_of(d, input.dim()), -1, -END, -1) for d in _sizes(args or dims)]
+    return slice_axes(ctx, input, cuts) if cuts else ctx.op("Identity", input)
 
 
 @converter("roll", torch.roll)
 def roll(ctx: Builder, input: Any, shifts: Any, dims: Any = None) -> Any:
-    if dims is None:
-        raise Unsupported("roll of the flattened tensor")
+    if dims is None or dims == ():
+        return input.reshape(-1).roll(shifts, 0).reshape(input.shape)
     pairs = zip(*(([v] if isinstance(v, int) else v) for v in (shifts, dims)), strict=True)
     for shift, dim in pairs:
-        axis = _axis(dim, ctx.out.dim())
+        axis = axis_of(dim, ctx.out.dim())
         cut = -(shift % int(ctx.out.shape[axis]))
         if cut:
-            parts = (_slice(ctx, input, [c]) for c in ((axis, cut, END, 1), (axis, 0, cut, 1)))
+            parts = (slice_axes(ctx, input, [c]) for c in ((axis, cut, END, 1), (axis, 0, cut, 1)))
             input = ctx.op("Concat", *parts, axis=axis)
     return input
 
@@ -435,11 +453,17 @@ def triu(ctx: Builder, input: Any, diagonal: int = 0) -> Any:
 
 
 @converter("diff", torch.diff)
-def diff(ctx: Builder, input: Any, n: int = 1, dim: int = -1) -> Any:
-    axis = _axis(dim, input.dim())
+def diff(
+    ctx: Builder, input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
+) -> Any:
+    if n == 0:
+        return ctx.op("Identity", input)
+    axis = axis_of(dim, input.dim())
+    parts = [x for x in (prepend, input, append) if x is not None]
+    input = torch.cat(parts, axis) if len(parts) > 1 else input
     for _ in range(n):
-        later = _slice(ctx, input, [(axis, 1, END, 1)])
-        input = ctx.op("Sub", later, _slice(ctx, input, [(axis, 0, -1, 1)]))
+        later = slice_axes(ctx, input, [(axis, 1, END, 1)])
+        input = ctx.op("Sub", later, slice_axes(ctx, input, [(axis, 0, -1, 1)]))
     return input
 
 
@@ -451,27 +475,50 @@ def _filled(ctx: Builder, sizes: Sequence[Any], value: Any) -> OnnxValue:
 
 
 @converter(torch.zeros, "new_zeros", torch.zeros_like)
-def zeros(ctx: Builder, *args: Any, **kwargs: Any) -> Any:
-    return _filled(ctx, _wanted(ctx, args), 0)
+@converter(torch.empty, "new_empty", torch.empty_like)  # whatever it is, the program writes over it
+def zeros(ctx: Builder, *args: Any, size: Any = None, **kwargs: Any) -> Any:
+    return _filled(ctx, _wanted(args, size), 0)
 
 
 @converter(torch.ones, "new_ones", torch.ones_like)
-def ones(ctx: Builder, *args: Any, **kwargs: Any) -> Any:
-    return _filled(ctx, _wanted(ctx, args), 1)
+def ones(ctx: Builder, *args: Any, size: Any = None, **kwargs: Any) -> Any:
+    return _filled(ctx, _wanted(args, size), 1)
 
 
 @converter(torch.full, "new_full", torch.full_like)
-def full(ctx: Builder, *args: Any, **kwargs: Any) -> Any:
+def full(ctx: Builder, *args: Any, size: Any = None, **kwargs: Any) -> Any:
     value = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
     sizes = args if "fill_value" in kwargs else args[:-1]
-    return _filled(ctx, _wanted(ctx, sizes), value)
+    return _filled(ctx, _wanted(sizes, size), value)
 
 
-def _wanted(ctx: Builder, args: Sequence[Any]) -> list[Any]:
+@converter("fill_", torch.fill_, torch.fill)
+def fill(ctx: Builder, input: Any, value: Any) -> Any:
+    return _filled(ctx, input.shape, value)
+
+
+@converter("zero_", torch.zero_)
+def zero_(ctx: Builder, input: Any) -> Any:
+    return _filled(ctx, input.shape, 0)
+
+
+@converter("copy_")
+def copy_(ctx: Builder, input: Any, src: Any, non_blocking: bool = False) -> Any:
+    return _filled(ctx, input.shape, src)
+
+
+@converter("new_tensor")
+def new_tensor(ctx: Builder, input: Any, data: Any, **_: Any) -> Any:
+    return ctx.value(torch.tensor(data, dtype=ctx.out.dtype))
+
+
+def _wanted(args: Sequence[Any], size: Any) -> list[Any]:
     """Sizes asked for: of a tensor (``*_like``), or the rest after one (``new_*``), or given."""
-    if isinstance(args[0], OnnxValue):
-        return _sizes(args[1:]) if len(args) > 1 else list(args[0].shape)
-    return _sizes(args)
+    given = [size] if size is not None else args
+    if args and isinstance(args[0], OnnxValue):
+        rest = [size] if size is not None else args[1:]
+        return _sizes(rest) if rest else list(args[0].shape)
+    return _sizes(given)
 
 
 @converter(torch.arange)
@@ -497,11 +544,21 @@ def pad(
     before, after = [0] * rank, [0] * rank
     for k in range(len(pad) // 2):
         before[rank - 1 - k], after[rank - 1 - k] = pad[2 * k], pad[2 * k + 1]
+    negative = [n for n in pad if isinstance(n, int) and n < 0]
+    if negative:  # it cuts off, whatever the mode
+        for axis in range(rank):
+            first, last = max(0, -before[axis]), max(0, -after[axis])
+            if not isinstance(rest := input.shape[axis] - first - last, SymbolicInt) and rest < 1:
+                raise Unsupported("padding that cuts all of an axis off")
+            input = input.narrow(axis, first, rest)
+        before, after = ([max(0, n) for n in side] for side in (before, after))
     if mode == "circular":  # ONNX has "wrap", but not every runtime
         for axis in range(rank):
             if before[axis] or after[axis]:
-                ends = [_slice(ctx, input, [(axis, -before[axis], END, 1)])] * bool(before[axis])
-                starts = [_slice(ctx, input, [(axis, 0, after[axis], 1)])] * bool(after[axis])
+                ends = [slice_axes(ctx, input, [(axis, -before[axis], END, 1)])] * bool(
+                    before[axis]
+                )
+                starts = [slice_axes(ctx, input, [(axis, 0, after[axis], 1)])] * bool(after[axis])
                 input = ctx.op("Concat", *ends, input, *starts, axis=axis)
         return input
     kinds = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
@@ -512,7 +569,7 @@ def pad(
 
 @converter("unfold")
 def unfold(ctx: Builder, input: Any, dimension: int, size: int, step: int) -> Any:
-    axis = _axis(dimension, input.dim())
+    axis = axis_of(dimension, input.dim())
     count = (int(input.shape[axis]) - size) // step + 1
     rows = torch.arange(count)[:, None] * step + torch.arange(size)[None, :]
     windows = ctx.op("Gather", input, rows, axis=axis)

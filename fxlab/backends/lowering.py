@@ -8,30 +8,41 @@ it, `explain` only the first step, with the reason for each node that stays.
 from __future__ import annotations
 
 import bisect
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch.utils import _pytree as pytree
 
 from fxlab.backends.onnx import Emitter, OnnxValue, check_model
-from fxlab.backends.runtimes import EngineOptions, LoweredModule, Port, check_backend
+from fxlab.backends.runtimes import (
+    EngineError,
+    EngineOptions,
+    LoweredModule,
+    Port,
+    check_backend,
+    needs_64_bits,
+)
+from fxlab.backends.writes import is_tensor, name_writes
 from fxlab.core.errors import LoweringError, cell_name
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
+from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.core.purity import effect
 from fxlab.core.tracer import symbolic_trace
-from fxlab.passes.base import REGION_BORDERS, as_pass, report
+from fxlab.passes.base import REGION_BORDERS, as_pass, report, undisturbed
 from fxlab.passes.effects import AliasClasses, mutated_inputs
 from fxlab.passes.partition import CapabilityBasedPartitioner, OperatorSupportBase, Partition
 from fxlab.passes.shape_prop import ShapeProp
 
 __all__ = ["Explanation", "explain", "lower", "with_shapes"]
 
-_OTHER = "other_tensor_meta"
+_OTHER, _WIDE = "other_tensor_meta", "needs_64_bits"
 # What a backend computes in another type without a word, or has no kernels for.
 _REFUSED_DTYPES = {
     "onnxruntime": {torch.bfloat16, torch.complex64, torch.complex128},
@@ -41,10 +52,11 @@ _REFUSED_DTYPES = {
 
 
 def with_shapes(gm: GraphModule, inputs: Sequence[Any], dynamic_batch: bool = False) -> GraphModule:
-    """Return a copy of `gm` (tensors shared) whose nodes know their shapes and dtypes.
+    """Return a copy of `gm` (tensors shared) whose nodes know their shapes, dtypes and writes.
 
     Args:
-        gm: the program; it is run once on copies of `inputs`, twice with `dynamic_batch`.
+        gm: the program; it is run once on `inputs`, twice with `dynamic_batch`; state that it
+            writes to is put back.
         inputs: example inputs.
         dynamic_batch: find out which sizes follow the first dimension of the inputs.
 
@@ -70,6 +82,7 @@ def with_shapes(gm: GraphModule, inputs: Sequence[Any], dynamic_batch: bool = Fa
         for node in copy.graph.nodes:
             node.meta[_OTHER] = node.meta.pop("tensor_meta", None)
     _run(copy, inputs)
+    name_writes(copy)
     return copy
 
 
@@ -81,9 +94,21 @@ def _one_more(value: Any) -> Any:
 
 
 def _run(gm: GraphModule, inputs: Sequence[Any]) -> None:
-    copies = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), tuple(inputs))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        ShapeProp(gm).propagate(*copies)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), undisturbed(gm, inputs) as given:
+        _Shapes(gm).propagate(*given)
+
+
+class _Shapes(ShapeProp):
+    """Note also where whole numbers need more than 32 bits."""
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node and keep what is known of its result."""
+        result = super().run_node(n)
+        n.meta[_WIDE] = any(
+            isinstance(leaf, torch.Tensor) and needs_64_bits(leaf)
+            for leaf in pytree.tree_leaves(result)
+        )
+        return result
 
 
 class _Refusals:
@@ -95,17 +120,44 @@ class _Refusals:
         nodes = list(gm.graph.nodes)
         self.position = {node: index for index, node in enumerate(nodes)}
         self.writes = {node: found for node in nodes if (found := mutated_inputs(node, gm))}
+        self.members: dict[Node, list[Node]] = {}
         self.last_use: dict[Node, tuple[list[int], list[int], bool]] = {}
-        if self.writes:
+        self.kept: dict[Node, str] = {}
+        unknown = [n for n in nodes if "not known to be pure" in (effect(n, gm) or "")]
+        if self.writes or unknown:
             self._find_last_uses(nodes)
+            self._keep_writes_and_views(unknown)
+
+    def _keep_writes_and_views(self, unknown: Sequence[Node]) -> None:
+        """Leave a write that somebody sees to PyTorch, and every view that it shows through.
+
+        An engine returns copies: a view made by one would not show what PyTorch writes.
+        """
+        seen: dict[Node, Node] = {}  # class of aliases -> who writes to it
+        lowered = set()
+        for node, values in self.writes.items():
+            why = next((w for v in values if (w := self._visible_write(node, v))), None)
+            if why is None:
+                lowered.add(node)
+            else:
+                self.kept[node] = why
+                seen.update(dict.fromkeys(map(self.classes.find, values), node))
+        for node in unknown:
+            for value in node.all_input_nodes:
+                if self._read_again(node, value):
+                    seen.setdefault(self.classes.find(value), node)
+        for root, write in seen.items():
+            for node in self.members[root]:
+                views = any(self.classes.find(value) is root for value in node.all_input_nodes)
+                if views and node not in lowered and effect(node, self.gm) is None:
+                    self.kept[node] = f"may be a view of what {write.name} may write to"
 
     def _find_last_uses(self, nodes: Sequence[Node]) -> None:
         """Per class of aliases: positions of its values, the latest use of each value so far."""
         self.classes = AliasClasses(self.gm)
-        members: dict[Node, list[Node]] = {}
         for node in nodes:
-            members.setdefault(self.classes.find(node), []).append(node)
-        for root, group in members.items():
+            self.members.setdefault(self.classes.find(node), []).append(node)
+        for root, group in self.members.items():
             positions, latest, here = [], [], -1
             for node in group:
                 positions.append(self.position[node])
@@ -117,6 +169,8 @@ class _Refusals:
     def __call__(self, node: Node) -> str | None:
         if node.op == "get_attr":
             return None
+        if node in self.kept:
+            return self.kept[node]
         if node.op == "call_function" and node.target in REGION_BORDERS:
             return "a border of a region (no_grad, autocast, ...)"
         if self.support is not None:
@@ -130,20 +184,32 @@ class _Refusals:
                 dtype = getattr(leaf, "dtype", None)
                 if dtype in _REFUSED_DTYPES[self.backend]:
                     return f"{value.name} is {dtype}, which {self.backend} does not compute in"
-        if node in self.writes:
-            return self._visible_write(node)
+                if self.backend == "openvino" and dtype is not None and 0 in leaf.shape:
+                    return f"{value.name} has no elements, on which openvino may end the process"
+            if self.backend == "openvino" and value.meta.get(_WIDE):
+                return f"{value.name} has numbers beyond 32 bits, in which openvino computes"
+        if node in self.writes or _is_tensors_sort(node):
+            return None
         return effect(node, self.gm)
 
-    def _visible_write(self, node: Node) -> str | None:
+    def _visible_write(self, node: Node, value: Node) -> str | None:
         """A write in place may become a new value if nobody looks at the old one afterwards."""
-        for value in self.writes[node]:
-            positions, latest, outside = self.last_use[self.classes.find(value)]
-            if outside:
-                return f"writes to {value.name}, memory that belongs to the caller or the model"
-            earlier = bisect.bisect_left(positions, self.position[node])
-            if earlier and latest[earlier - 1] > self.position[node]:
-                return f"writes to {value.name}, whose memory is read again afterwards"
+        if self.last_use[self.classes.find(value)][2]:
+            return f"writes to {value.name}, memory that belongs to the caller or the model"
+        if self._read_again(node, value):
+            return f"writes to {value.name}, whose memory is read again afterwards"
         return None
+
+    def _read_again(self, node: Node, value: Node) -> bool:
+        """Say whether something made before `node` that may share memory is read behind it."""
+        positions, latest, _ = self.last_use[self.classes.find(value)]
+        earlier = bisect.bisect_left(positions, self.position[node])
+        return bool(earlier) and latest[earlier - 1] > self.position[node]
+
+
+def _is_tensors_sort(node: Node) -> bool:
+    """``x.sort()`` of a tensor returns a new one; whoever knows no types takes `x` for a list."""
+    return node.op == "call_method" and node.target == "sort" and is_tensor(node.args[0])
 
 
 class Explanation(dict):
@@ -214,13 +280,21 @@ def explain(
     return Explanation(_analyse(shaped, backend, support).reasons, shaped)
 
 
-def _analyse(gm: GraphModule, backend: str, support: OperatorSupportBase | None) -> Emitter:
-    """Walk the graph once, noting what has no ONNX form."""
+def _analyse(
+    gm: GraphModule,
+    backend: str,
+    support: OperatorSupportBase | None,
+    refused: Mapping[str, str] | None = None,
+) -> Emitter:
+    """Walk the graph once, noting what has no ONNX form or was refused by the engine."""
     if backend not in _REFUSED_DTYPES:
         raise LoweringError(
             f"no backend is called {backend!r}", expected=f"one of {', '.join(_REFUSED_DTYPES)}"
         )
-    emitter = Emitter(gm, tolerant=True, refuse=_Refusals(gm, backend, support))
+    refusals = _Refusals(gm, backend, support)
+    words = refused or {}
+    refusals.kept.update((n, words[n.name]) for n in gm.graph.nodes if n.name in words)
+    emitter = Emitter(gm, tolerant=True, refuse=refusals)
     emitter.emit()
     return emitter
 
@@ -281,31 +355,35 @@ def lower(
     """
     options = EngineOptions(backend, precision, threads or torch.get_num_threads(), cache_dir)
     check_backend(options)
-    shaped = with_shapes(_as_graph_module(gm), inputs, dynamic_batch)
-    analysis = _analyse(shaped, backend, support)
-    if strict and analysis.reasons:
-        name, why = next(iter(analysis.reasons.items()))
-        node = next(n for n in shaped.graph.nodes if n.name == name)
-        raise LoweringError(
-            f"{name} cannot be lowered to {backend}: {why}",
-            node=node,
-            hint="leave it to PyTorch (strict=False), or register a converter for it",
+    gm = _as_graph_module(gm)
+    refused: dict[str, str] = {}
+    while True:
+        shaped = with_shapes(gm, inputs, dynamic_batch)
+        analysis = _analyse(shaped, backend, support, refused)
+        if strict and analysis.reasons:
+            name, why = next(iter(analysis.reasons.items()))
+            node = next(n for n in shaped.graph.nodes if n.name == name)
+            raise LoweringError(
+                f"{name} cannot be lowered to {backend}: {why}",
+                node=node,
+                hint="leave it to PyTorch (strict=False), or register a converter for it",
+            )
+        partitioner = CapabilityBasedPartitioner(
+            shaped,
+            _Analysed(analysis.reasons),
+            allows_single_node_partition=True,
+            min_partition_size=min_partition_size,
         )
-    partitioner = CapabilityBasedPartitioner(
-        shaped,
-        _Analysed(analysis.reasons),
-        allows_single_node_partition=True,
-        min_partition_size=min_partition_size,
-    )
-    partitions = partitioner.propose_partitions()
-    _place_python_values(shaped, partitions, analysis.python_values)
-    lowered = partitioner.fuse_partitions(partitions, "device_", report_as="lower")
+        partitions = partitioner.propose_partitions()
+        names = {node.name for node in shaped.graph.nodes}
+        _place_python_values(shaped, partitions, analysis.python_values)
+        lowered = partitioner.fuse_partitions(partitions, "device_", report_as="lower")
+        parts = {name: getattr(lowered, name) for name in lowered.meta["partition_names"]}
+        more = _build_engines(lowered, options, names) or _try(lowered, parts, inputs, names)
+        if not more:
+            break
+        refused.update(more)
     facts = lowered.meta["reports"]["lower"]
-    facts["seconds"] = {}
-    for name in sorted(lowered.meta["partition_names"]):
-        start = time.perf_counter()
-        setattr(lowered, name, _engine_module(getattr(lowered, name), options))
-        facts["seconds"][name] = time.perf_counter() - start
     report(
         lowered,
         "lower",
@@ -314,6 +392,88 @@ def lower(
         **{k: v for k, v in facts.items() if k not in ("name", "changed", "kept")},
     )
     return lowered
+
+
+def _build_engines(lowered: GraphModule, options: EngineOptions, names: set[str]) -> dict[str, str]:
+    """Put an engine in the place of each part; return which of `names` it refused, and why."""
+    seconds = lowered.meta["reports"]["lower"]["seconds"] = {}
+    refused: dict[str, str] = {}
+    for name in sorted(lowered.meta["partition_names"]):
+        part = getattr(lowered, name)
+        start = time.perf_counter()
+        try:
+            setattr(lowered, name, _engine_module(part, options))
+        except EngineError as error:
+            refused |= _guilty(part, error.message, names)
+        seconds[name] = time.perf_counter() - start
+    return refused
+
+
+def _guilty(part: GraphModule, why: str, names: set[str]) -> dict[str, str]:
+    """Name the nodes of a part that an error quotes, all of them when it quotes none.
+
+    A kernel that is missing is missing for every call of the kind: those are named too.
+    """
+    nodes = [n for n in part.graph.nodes if n.op.startswith("call_") and n.name in names]
+    quoted = {word.split(".")[0] for word in re.findall(r"['(\"]([\w.]+)['\")]", why)}
+    found = [n for n in nodes if n.name in quoted] or nodes
+    if "implementation" in why:
+        kinds = {_kind(n, part) for n in found}
+        found = [n for n in nodes if _kind(n, part) in kinds]
+    return dict.fromkeys((n.name for n in found), why)
+
+
+def _kind(node: Node, gm: GraphModule) -> tuple[Any, ...]:
+    """What is called on which dtypes."""
+    target: Any = node.target
+    if node.op == "call_module":
+        target = type(gm.get_submodule(str(target)))
+    metas = [value.meta.get("tensor_meta") for value in node.all_input_nodes]
+    return target, *(str(getattr(meta, "dtype", "")) for meta in metas)
+
+
+class _Trial(Interpreter):
+    """Run a lowered program once: what an engine refuses only then runs in PyTorch instead."""
+
+    def __init__(self, lowered: GraphModule, parts: Mapping[str, GraphModule]) -> None:
+        super().__init__(lowered)
+        self.parts = parts
+        self.errors: dict[str, str] = {}
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a module, or the part of an engine that fails."""
+        if target not in self.parts:
+            return super().call_module(target, args, kwargs)
+        module = self.fetch_attr(target)
+        try:
+            result = super().call_module(target, args, kwargs)
+            for port, value in zip(module.outputs, pytree.tree_leaves(result), strict=True):
+                fits = all(a in (None, b) for a, b in zip(port.shape, value.shape, strict=True))
+                if value.dtype != port.dtype or not fits:
+                    raise EngineError(
+                        f"'{port.name}' is {value.dtype} {list(value.shape)}, "
+                        f"in PyTorch {port.dtype} {list(port.shape)}"
+                    )
+            return result
+        except Exception as error:
+            self.errors[target] = f"{module.options.backend} fails: {error}"
+            return self.parts[target](*args, **kwargs)
+
+
+def _try(
+    lowered: GraphModule,
+    parts: Mapping[str, GraphModule],
+    inputs: Sequence[Any],
+    names: set[str],
+) -> dict[str, str]:
+    """Run engines once on the example inputs; return which of `names` they fail on, and why."""
+    trial = _Trial(lowered, parts)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), undisturbed(lowered, inputs) as given:
+        trial.run(*given)
+    refused: dict[str, str] = {}
+    for target, why in trial.errors.items():
+        refused |= _guilty(parts[target], why, names)
+    return refused
 
 
 def _place_python_values(
@@ -364,7 +524,10 @@ def _engine_module(part: GraphModule, options: EngineOptions) -> LoweredModule:
     emitter = Emitter(part)
     emitter.emit()
     model, spec = emitter.model()
-    check_model(model)
+    try:
+        check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise EngineError(f"a converter made invalid ONNX: {error}") from error
     inputs, outputs = ([_port(v) for v in values] for values in (emitter.inputs, emitter.outputs))
     lowered = LoweredModule(model, inputs, outputs, spec, options)
     del model, emitter  # two copies of the weights, while the engine makes its own

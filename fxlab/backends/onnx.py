@@ -27,12 +27,13 @@ from onnx import TensorProto, helper
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fxlab.backends.registry import Unsupported, converter, find_converter
+from fxlab.backends.registry import Unsupported, converter, find_converter, functional_form
 from fxlab.backends.values import External, OnnxValue, SymbolicInt
 from fxlab.core.errors import LoweringError
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
+from fxlab.passes.effects import mutated_inputs
 
 __all__ = [
     "OPSET",
@@ -66,7 +67,16 @@ DTYPES = {
     torch.qint32: TensorProto.INT32,
 }
 
-_SIZE_METHODS = {"size": "size", "dim": "dim", "ndimension": "dim", "numel": "numel"}
+_SIZE_METHODS = {
+    "size": "size",
+    "dim": "dim",
+    "ndimension": "dim",
+    "numel": "numel",
+    "nelement": "numel",
+    "is_floating_point": "is_floating_point",
+    torch.numel: "numel",
+    torch.is_floating_point: "is_floating_point",
+}
 
 
 class Builder:
@@ -265,12 +275,25 @@ class Builder:
             target, "__module__", ""
         ) in ("_operator", "math"):
             return target(*args, **kwargs)
-        if op == "call_method" and target in _SIZE_METHODS and isinstance(args[0], OnnxValue):
+        if op != "call_module" and target in _SIZE_METHODS and isinstance(args[0], OnnxValue):
             return getattr(args[0], _SIZE_METHODS[target])(*args[1:], **kwargs)
+        written, form = kwargs.get("out"), (op, target)
+        if "out" in kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+        if isinstance(written, (tuple, list)):
+            raise Unsupported("several tensors as out=")
+        if written is None:
+            written = args[0] if args else None
+            form = functional_form(op, target) if op != "call_module" else None
         function = find_converter(op, target)
+        if form is not None and function is not None and function is find_converter(*form):
+            dtype: Any = getattr(written, "dtype", None)
+            value = self.cast(self.call(*form, args, kwargs), dtype)
+            return self._shaped(value, value.fake if out is None else out, other)
         if function is None:
             if op == "call_module":  # run its code: each call in it comes back through here
-                return target.forward(*args, **kwargs)
+                own = pytree.tree_map_only(OnnxValue, OnnxValue.copy, (args, kwargs))
+                return target.forward(*own[0], **own[1])
             name = getattr(target, "__name__", target)
             raise Unsupported(f"no converter for {name}; add one with @converter")
         if op == "call_module":
@@ -294,7 +317,8 @@ class Builder:
     def _shaped(self, result: Any, out: Any, other: Any) -> Any:
         if isinstance(result, (tuple, list)) and isinstance(out, (tuple, list)):
             others = other if other is not None else [None] * len(out)
-            return tuple(self._shaped(*three) for three in zip(result, out, others, strict=False))
+            parts = zip(result, out, others, strict=False)
+            return _in_form([self._shaped(*part) for part in parts], type(out))
         if not isinstance(result, OnnxValue) or not isinstance(out, torch.Tensor):
             return result
         shaped = OnnxValue(self, result.name, out)
@@ -302,6 +326,17 @@ class Builder:
             shaped.other = other
         shaped.scale, shaped.zero_point, shaped.axis = result.scale, result.zero_point, result.axis
         return shaped
+
+
+def _in_form(values: Any, kind: Any) -> Any:
+    """Values as a tuple, or as the list or named tuple that eager mode returns."""
+    if not isinstance(values, (tuple, list)) or not isinstance(kind, type):
+        return values
+    if issubclass(kind, list):
+        return list(values)
+    if issubclass(kind, tuple) and kind is not torch.Size:
+        return kind(*values) if hasattr(kind, "_fields") else kind(values)
+    return values
 
 
 class Emitter(Interpreter):
@@ -371,6 +406,9 @@ class Emitter(Interpreter):
         try:
             if (why := self.refuse(n)) is not None:
                 raise Unsupported(why)
+            for value in mutated_inputs(n, self.program):
+                if isinstance(self.env.get(value), torch.Tensor):  # a constant others may hold
+                    self.env[value] = self.env[value].clone()
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             if n.op == "get_attr":
                 return self.fetch_attr(str(n.target))
@@ -381,10 +419,10 @@ class Emitter(Interpreter):
             if n.op == "call_module" and out is not None:
                 result = self.ctx._shaped(result, out, other)
             self._check(result, n)
-            return result
+            return _in_form(result, n.meta.get("type"))
         except Unsupported as reason:
             text = str(reason)
-        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        except Exception as error:
             text = f"its conversion failed: {type(error).__name__}: {error}"
         if not self.tolerant:
             raise LoweringError(
@@ -445,6 +483,8 @@ def _fill(proto: onnx.TensorProto, name: str, tensor: torch.Tensor) -> None:
     tensor = tensor.detach().cpu().contiguous()
     proto.name, proto.data_type = name, DTYPES[tensor.dtype]
     proto.dims.extend(tensor.shape)
+    if tensor.numel() < 2:  # contiguous whatever its stride, which the view as bytes minds
+        tensor = tensor.as_strided(tensor.shape, [1] * tensor.dim())
     proto.raw_data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-__all__ = ["Unsupported", "converter", "find_converter"]
+__all__ = ["Unsupported", "converter", "find_converter", "functional_form"]
 
 _REGISTRY: dict[Any, Callable[..., Any]] = {}
 
@@ -68,18 +69,43 @@ def find_converter(op: str, target: Any) -> Callable[..., Any] | None:
         return None
     if target in _REGISTRY:
         return _REGISTRY[target]
-    if target in _INPLACE:
-        return find_converter(op, _INPLACE[target])
+    name = "" if isinstance(target, str) else _name_of_method(target)
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    functional = functional_form(op, target)
+    return None if functional is None else find_converter(*functional)
+
+
+def _name_of_method(target: Any) -> str:
+    """The method of Tensor that an ATen operator or an unbound method stands for, else ""."""
     if isinstance(target, torch._ops.OpOverload):
-        name = target._schema.name.split("::")[1]
-    elif isinstance(target, str):
-        name = target
-    else:
-        name = getattr(target, "__name__", "")
-        is_tensor_method = getattr(torch.Tensor, name, None) is target
-        if not (is_tensor_method or (name.endswith("_") and getattr(torch, name, None) is target)):
-            return None
-    found = _REGISTRY.get(name)
-    if found is None and name.endswith("_") and not name.endswith("__"):
-        found = _REGISTRY.get(name[:-1])
-    return found
+        return target._schema.name.split("::")[1]
+    name = getattr(target, "__name__", "")
+    return name if getattr(torch.Tensor, name, None) is target else ""
+
+
+def functional_form(op: str, target: Any) -> tuple[str, Any] | None:
+    """Return the call ``(op, target)`` that computes what an in-place call leaves in its argument.
+
+    Args:
+        op: ``call_function`` or ``call_method``.
+        target: the function or the method's name.
+
+    Returns:
+        None when the call is not known to be an in-place form of another.
+
+    Example:
+        >>> functional_form("call_method", "add_")
+        ('call_method', 'add')
+    """
+    if target in _INPLACE:
+        return "call_function", _INPLACE[target]
+    name = target if isinstance(target, str) else _name_of_method(target)
+    if name.endswith("_") and not name.endswith("__"):
+        return "call_method", name[:-1]
+    name = getattr(target, "__name__", "")
+    if name.endswith("_"):
+        for home in (torch, F):
+            if getattr(home, name, None) is target and hasattr(home, name[:-1]):
+                return "call_function", getattr(home, name[:-1])
+    return None

@@ -29,7 +29,14 @@ from torch.utils import _pytree as pytree
 from fxlab.backends.onnx import EXTERNAL_DATA_BYTES, numpy_dtype, save_model
 from fxlab.core.errors import LoweringError
 
-__all__ = ["EngineOptions", "LoweredModule", "available_backends", "check_backend"]
+__all__ = [
+    "EngineError",
+    "EngineOptions",
+    "LoweredModule",
+    "available_backends",
+    "check_backend",
+    "needs_64_bits",
+]
 
 BACKENDS = ("onnxruntime", "openvino", "tensorrt")
 PRECISIONS = ("f32", "bf16", "f16")
@@ -316,6 +323,18 @@ class Port:
         return torch.Size(sizes) if len(sizes) == len(self.shape) else None
 
 
+def needs_64_bits(tensor: torch.Tensor) -> bool:
+    """Say whether a `tensor` of whole numbers holds one that 32 bits do not."""
+    if tensor.dtype is not torch.int64 or not tensor.numel() or tensor.is_meta:
+        return False
+    low, high = torch.aminmax(tensor)
+    return int(low) < -(2**31) or int(high) >= 2**31
+
+
+class EngineError(LoweringError):
+    """A runtime does not accept a part, though each of its nodes has an ONNX form."""
+
+
 class LoweredModule(torch.nn.Module):
     """A part of a program that an engine runs.
 
@@ -356,6 +375,7 @@ class LoweredModule(torch.nn.Module):
                 digest.update(tensor.raw_data)
             self.content = digest.hexdigest()
         self._check = tuple((port.name, port.dtype, port.fixed_shape) for port in self.inputs)
+        self._is_openvino = options.backend == "openvino"
         self.training = False
         self._engine: Any = None
 
@@ -376,7 +396,7 @@ class LoweredModule(torch.nn.Module):
         """The engine, built when it is not there yet.
 
         Raises:
-            LoweringError: the runtime does not accept the program.
+            EngineError: the runtime does not accept the program.
         """
         if self._engine is None:
             key = (self.content, self.options)
@@ -399,7 +419,7 @@ class LoweredModule(torch.nn.Module):
                     save_model(self._model, path, 0)
                     engine = make(self.content.encode(), os.fspath(path), self.options)
         except Exception as error:
-            raise LoweringError(
+            raise EngineError(
                 f"{self.options.backend} does not accept this part: {error}",
                 hint="lower with support=... that leaves the operator out, or another backend",
             ) from error
@@ -431,6 +451,8 @@ class LoweredModule(torch.nn.Module):
                         hint="run it under torch.no_grad() or torch.inference_mode()",
                     )
                 tensor = tensor.detach()
+            if self._is_openvino and (shape is None or dtype is torch.int64):
+                self._refuse_what_openvino_cannot(name, tensor)
             tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         results = engine(tensors)
         return results[0] if self._single else pytree.tree_unflatten(results, self.out_spec)
@@ -452,10 +474,18 @@ class LoweredModule(torch.nn.Module):
             hint="lower again with such an input, or with dynamic_batch=True",
         )
 
+    def _refuse_what_openvino_cannot(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.numel() == 0 or needs_64_bits(tensor):
+            what = "numbers beyond 32 bits" if tensor.numel() else "no elements"
+            raise LoweringError(
+                f"input {name} has {what}, which openvino does not compute with",
+                hint="lower with another backend",
+            )
+
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_engine"] = None
-        state["out_spec"] = pytree.treespec_dumps(self.out_spec)
+        state["out_spec"] = pytree.tree_unflatten(range(len(self.outputs)), self.out_spec)
         if not isinstance(self._model, bytes):
             raise LoweringError("a part with more than 2 GB of weights cannot be pickled")
         state["options"] = asdict(self.options)
@@ -463,7 +493,7 @@ class LoweredModule(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.out_spec = pytree.treespec_loads(state["out_spec"])
+        self.out_spec = pytree.tree_structure(state["out_spec"])
         self.options = EngineOptions(**state["options"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredModule:

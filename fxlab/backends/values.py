@@ -147,6 +147,11 @@ class OnnxValue:
         return self.ctx.call("call_method", "t", (self,), {})
 
     @property
+    def mH(self) -> Any:
+        """The last two dimensions swapped: no number here is complex."""
+        return self.mT
+
+    @property
     def mT(self) -> Any:
         """The last two dimensions swapped."""
         return self.ctx.call("call_method", "transpose", (self, -2, -1), {})
@@ -162,7 +167,20 @@ class OnnxValue:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or find_converter("call_method", name) is None:
             raise AttributeError(f"a value being lowered has no attribute {name!r}")
-        return lambda *args, **kwargs: self.ctx.call("call_method", name, (self, *args), kwargs)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            result = self.ctx.call("call_method", name, (self, *args), kwargs)
+            if name.endswith("_"):  # the code that runs on this value goes on with what it wrote
+                self.name, self.fake, self.other = result.name, result.fake, result.other
+            return result
+
+        return method
+
+    def copy(self) -> OnnxValue:
+        """Return another stand-in for the same value."""
+        made = OnnxValue(self.ctx, self.name, self.fake, self.other)
+        made.scale, made.zero_point, made.axis = self.scale, self.zero_point, self.axis
+        return made
 
     def __bool__(self) -> bool:
         raise Unsupported("a branch depends on a tensor's value")
