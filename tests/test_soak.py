@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 import torch
 
+import fxlab
 from tests.soak import Reading, minute, soak
 
 
@@ -23,6 +26,28 @@ def test_minutes_of_a_class_leave_nothing_behind():
     pytest.importorskip("ipywidgets")
     readings = soak(24, one=minute)
     assert readings[-1].grew(readings[0]) == []
+
+
+def test_what_tracemalloc_keeps_is_not_counted_and_what_somebody_keeps_is():
+    gm, kept = fxlab.symbolic_trace(torch.nn.ReLU()), []
+
+    def grown(keep: bool) -> int:
+        before = Reading.now().python
+        for _ in range(2000):
+            gm.recompile()
+            text = gm.forward.__code__
+            if keep:
+                kept.append(text)
+        return Reading.now().python - before
+
+    tracemalloc.start()
+    try:
+        grown(False)
+        raw = tracemalloc.get_traced_memory()[0]
+        assert grown(False) < 20_000 < 100_000 < tracemalloc.get_traced_memory()[0] - raw
+        assert grown(True) > 500_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_grows_is_named():
