@@ -17,13 +17,13 @@ from fxlab.models.small import randomize_batch_norms
 from fxlab.passes import cost, optimize_for_inference, profile, remove_dropout, shape_prop
 from fxlab.passes import optimize_for_inference as optimize
 from fxlab.passes.base import copy_sharing_tensors
+from fxlab.passes.convolutions import WinogradConv2d
 from fxlab.passes.optimize import (
     PackedConv2d,
     _groups,
     _keep_layout_inside,
     _write_into_dead_values,
 )
-from fxlab.passes.convolutions import WinogradConv2d
 
 torch.set_num_threads(1)
 
