@@ -109,7 +109,7 @@ class PyTreeCodeGen(CodeGen):
     def process_inputs(self, *args: Any) -> Any:
         """Return the leaves of the inputs, in the order of the placeholders."""
         children = self.pytree_info.in_spec.children()[self.pytree_info.orig_args[:1] == ["self"] :]
-        if len(children) != len(args):
+        if self._split_kwargs() or len(children) != len(args):
             return pytree.arg_tree_leaves(*args)
         pairs = zip(children, args, strict=True)
         return [leaf for child, arg in pairs for leaf in child.flatten_up_to(arg)]
