@@ -132,7 +132,8 @@ IR_LINES = {
     "torch.jit.trace": Fact(860, "lines", "READ-v1"),
     "torch.fx": Fact(445, "lines", "READ-v1", "a tracer that treats no module as a leaf"),
 }
-# torch 1.10.0 and torchvision 0.11.1 on Python 3.9, ResNet-50 with random weights, on a CPU.
+# Run elsewhere, on 1 December 2026: notebooks/scripts/figure5_2021.py with torch 1.10.0 and
+# torchvision 0.11.1 on Python 3.9. It printed the lines above, all three, and these nodes.
 IR_NODES_2021 = {
     "torch.jit.script": Fact(1861, "nodes", "MEASURED", "_forward_impl inlined, constants apart"),
     "torch.jit.trace": Fact(857, "nodes", "MEASURED", "model in train mode"),
