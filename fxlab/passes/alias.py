@@ -114,7 +114,8 @@ def makes_new_value(node: Node, gm: GraphModule) -> bool:
         if target in _OPERATORS:
             return _computes(_OPERATORS[target])
         if isinstance(target, torch._ops.OpOverload):
-            return _overload_computes(target)
+            name = target._schema.name.split("::")[-1]
+            return name in _COMPOSITES_THAT_COMPUTE or _overload_computes(target)
         module = getattr(target, "__module__", None) or ""
         if module.startswith("torch") or isinstance(target, torch._ops.OpOverloadPacket):
             return _computes(target.__name__)
