@@ -367,7 +367,7 @@ def cases() -> list[Case]:
         ("nn.TransformerEncoderLayer", nn.TransformerEncoderLayer(8, 2, 16), normal(3, 2, 8)),
     ):
         add(name, module.eval(), value)
-    for more in (_numbers, _shapes, _indices, _writes, _losses, _layers, _recurrent):
+    for more in (_corners, _numbers, _shapes, _indices, _writes, _losses, _layers, _recurrent):
         more(add)
     return found
 
@@ -412,6 +412,40 @@ def _numbers(add: Add) -> None:
     add("tensordot", lambda a, b: torch.tensordot(a, b, ([1, 0], [0, 2])), x, normal(4, 5, 3))
     add("multi_dot", lambda a, b, c: torch.linalg.multi_dot([a, b, c]), x, normal(4, 5),
         normal(5, 2))  # fmt: skip
+
+
+def _corners(add: Add) -> None:
+    """Arguments that are easily passed over, and sizes that are easily forgotten."""
+    x, y, number, image = normal(3, 4), normal(3, 4, seed=5), torch.tensor(2.5), normal(2, 4, 8, 8)
+    m, v, w = normal(4), positive(4), normal(4, seed=3)
+    add("where method", lambda a, b: a.where(b > 0, b), x, y)
+    add("where of aten", lambda a, b: torch.ops.aten.where.self(a > 0, a, b), x, y)
+    add("where of masks", lambda a, b: torch.where(a > 0, b > 0, b < 1), x, y)
+    add("masked_fill of a mask", lambda a: (a > 1).masked_fill(a < 0, True), x)
+    add("batch_norm of torch", lambda a: torch.batch_norm(a, w, m, m, v, False, 0.1, 1e-5, False),
+        image)  # fmt: skip
+    add("instance_norm of torch", lambda a: torch.instance_norm(
+        a, w, m, None, None, True, 0.1, 1e-5, False), image)  # fmt: skip
+    add("var correction", lambda a: torch.var(a, 1, correction=0.5), x)
+    add("cosine_similarity broadcast", lambda a, b: F.cosine_similarity(a, b, dim=-2),
+        normal(1, 2, 3), normal(2, 1, 3))  # fmt: skip
+    add("take_along_dim broadcast", lambda a, i: torch.take_along_dim(a, i, 1), normal(1, 4),
+        whole(3, 2, low=0, high=4))  # fmt: skip
+    add("pad negative", lambda a: F.pad(a, (-1, 2, 1, -3), "replicate"), image)
+    add("pad circular negative", lambda a: F.pad(a, (-1, 2, 1, -3), "circular"), image)
+    add("diff with ends", lambda a, b: torch.diff(a, prepend=b, append=b), x, y[:, :1])
+    add("adaptive_avg_pool2d uneven", lambda a: F.adaptive_avg_pool2d(a, (3, 5)), image)
+    add("adaptive_max_pool2d uneven", lambda a: F.adaptive_max_pool2d(a, (5, 3)), image)
+    add("upsample nearest-exact", lambda a: F.interpolate(a, size=(5, 11), mode="nearest-exact"),
+        image)  # fmt: skip
+    add("resize by area", lambda a: F.interpolate(a, size=(3, 5), mode="area"), image)
+    add("addmm beta 0", lambda a, b, c: torch.addmm(a / 0, b, c, beta=0), normal(5), x,
+        normal(4, 5))  # fmt: skip
+    add("roll flat", lambda a: torch.roll(a, 3), x)
+    for name in ["sum", "mean", "amax", "argmax", "logsumexp", "cumsum", "all"]:
+        add(f"{name} of a number", functools.partial(getattr(torch, name), dim=0), number)
+    add("multiply by bool", torch.mul, x, y > 0)
+    add("mm by name", lambda a, b: torch.mm(a, mat2=b), x, normal(4, 5))
 
 
 def _shapes(add: Add) -> None:

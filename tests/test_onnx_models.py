@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import fxlab
 from fxlab.core.errors import LoweringError
+from fxlab.interop import from_exported
 
 pytest.importorskip("onnx")
 from fxlab.backends import available_backends, explain, lower
@@ -358,6 +359,25 @@ def a_unet() -> Any:
 
 
 @model
+def several_dimensions() -> Any:
+    def forward(self: Any, x: Any, y: Any) -> Any:
+        z = self.norm(x[:, 1:, ::2] + y[:, None, :, 0, None])
+        rows = z[torch.tensor([1, 0]), torch.tensor([0, 2])]
+        return (
+            F.pad(torch.where(z > 0, z, 0.0), (1, 1)),
+            rows,
+            z.var(1),
+            z.unfold(2, 2, 1),
+            z.max(1),
+        )
+
+    return _module(forward, norm=nn.InstanceNorm2d(3)), (
+        torch.randn(2, 4, 6, 6),
+        torch.rand(2, 3, 6),
+    )
+
+
+@model
 def a_loss_in_the_model() -> Any:
     def forward(self: Any, x: Any, target: Any) -> Any:
         logits = self.fc(x)
@@ -470,6 +490,23 @@ def test_a_program_agrees_with_eager_or_its_parts_stay_with_a_reason(
     else:
         assert not lowered.meta["reports"]["lower"]["reasons"]
         assert strict.meta["reports"]["lower"].kept == []
+
+
+EXPORTED = (shared_weights, a_recurrent_model, a_unet, several_dimensions, a_transformer_with_masks)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's, of an LSTM
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("make", EXPORTED, ids=lambda make: make.__name__)
+def test_an_exported_program_of_aten_operators_is_lowered_whole(
+    make: Callable[[], Any], backend: str
+) -> None:
+    torch.manual_seed(0)
+    program, inputs = make()
+    gm = from_exported(torch.export.export(program, inputs))
+    lowered = lower(gm, inputs, backend, threads=1, strict=True)
+    with torch.no_grad():
+        _same(pytree.tree_leaves(lowered(*inputs)), pytree.tree_leaves(program(*inputs)))
 
 
 def _clone(value: Any) -> Any:

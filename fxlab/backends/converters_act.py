@@ -350,6 +350,28 @@ def interpolate(
     return ctx.op("Resize", input, None, None, sizes, **options)
 
 
+def _upsample(mode: str) -> Callable[..., Any]:
+    """The operator that interpolate calls, as an exported program has it."""
+
+    def convert(ctx: Builder, input: Any, output_size: Any, *args: Any) -> Any:
+        corners, factors = args if len(args) > 1 else (None, *args)
+        return F.interpolate(input, output_size, factors, mode, corners)
+
+    return convert
+
+
+for _name, _mode in {
+    "upsample_nearest1d": "nearest",
+    "upsample_nearest2d": "nearest",
+    "upsample_nearest3d": "nearest",
+    "upsample_linear1d": "linear",
+    "upsample_bilinear2d": "bilinear",
+    "upsample_bicubic2d": "bicubic",
+    "upsample_trilinear3d": "trilinear",
+}.items():
+    converter(getattr(torch.ops.aten, _name).vec)(_upsample(_mode))
+
+
 @converter(F.pixel_shuffle, torch.pixel_shuffle, "pixel_shuffle")
 def pixel_shuffle(ctx: Builder, input: Any, upscale_factor: int) -> Any:
     return ctx.op("DepthToSpace", input, blocksize=upscale_factor, mode="CRD")

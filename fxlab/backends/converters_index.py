@@ -133,6 +133,11 @@ def _sizes_after(x: Any, items: Sequence[Any]) -> list[Any]:
     return list(x.shape[count:])
 
 
+@converter(torch.ops.aten.index.Tensor)
+def index(ctx: Builder, input: Any, indices: Any) -> Any:
+    return getitem(ctx, input, tuple(slice(None) if i is None else i for i in indices))
+
+
 @converter("take", torch.take)
 def take(ctx: Builder, input: Any, index: Any) -> Any:
     return ctx.op("Gather", reshape_to(ctx, input, [-1]), index, axis=0)

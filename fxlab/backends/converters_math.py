@@ -353,6 +353,9 @@ def bitwise_not(ctx: Builder, input: Any) -> Any:
     return ctx.op("Not" if input.dtype is torch.bool else "BitwiseNot", input)
 
 
+_where = torch.ops.aten.where  # as the function, not as the method
+
+
 def choose(ctx: Builder, condition: Any, a: Any, b: Any, kind: torch.dtype) -> OnnxValue:
     """`a` where the condition holds, else `b`, as `kind`; with types that every runtime takes."""
     condition = ctx.cast(condition, torch.bool)
@@ -364,7 +367,7 @@ def choose(ctx: Builder, condition: Any, a: Any, b: Any, kind: torch.dtype) -> O
     return chosen if wide is kind else ctx.cast(chosen, kind)
 
 
-@converter(torch.where, torch.ops.aten.where.self)
+@converter(torch.where, *(getattr(_where, name) for name in _where.overloads()))
 def where(ctx: Builder, condition: Any, input: Any = None, other: Any = None) -> Any:
     if input is None:
         raise Unsupported("where with one argument has a size that depends on values")

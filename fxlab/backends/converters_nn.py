@@ -262,7 +262,7 @@ converter(torch.adaptive_avg_pool1d)(_adaptive_pool(1, "GlobalAveragePool", "Ave
 # Normalisation.
 
 
-@converter(F.batch_norm, torch.batch_norm)
+@converter(F.batch_norm)
 def batch_norm(
     ctx: Builder,
     input: Any,
@@ -275,9 +275,9 @@ def batch_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Any:
-    if running_mean is None and not isinstance(weight, bool):
+    if running_mean is None:
         return _affine(ctx, _own_statistics(ctx, input, eps), weight, bias, input.dim())
-    if isinstance(weight, bool) or training:
+    if training:
         raise Unsupported("batch norm that updates its running statistics; call eval() first")
     channels = int(input.shape[1])
     if weight is None:
@@ -287,6 +287,32 @@ def batch_norm(
     return ctx.op(
         "BatchNormalization", input, weight, bias, running_mean, running_var, epsilon=float(eps)
     )
+
+
+@converter(torch.batch_norm)
+def batch_norm_operator(
+    ctx: Builder,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    *args: Any,
+) -> Any:
+    return batch_norm(ctx, input, running_mean, running_var, weight, bias, *args)
+
+
+@converter(torch.instance_norm)
+def instance_norm_operator(
+    ctx: Builder,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    *args: Any,
+) -> Any:
+    return instance_norm(ctx, input, running_mean, running_var, weight, bias, *args)
 
 
 def _own_statistics(ctx: Builder, x: Any, eps: float) -> OnnxValue:
@@ -363,7 +389,7 @@ def _affine(ctx: Builder, y: Any, weight: Any, bias: Any, rank: int) -> Any:
     return y
 
 
-@converter(F.instance_norm, torch.instance_norm)
+@converter(F.instance_norm)
 def instance_norm(
     ctx: Builder,
     input: Any,

@@ -210,8 +210,9 @@ def cumsum(ctx: Builder, input: Any, dim: int, *, dtype: torch.dtype | None = No
 
 @converter("matmul", "mm", "bmm", "mv", "dot", "__matmul__", operator.matmul)
 @converter(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot)
-def matmul(ctx: Builder, input: Any, other: Any) -> Any:
-    return ctx.op("MatMul", input, other)
+def matmul(ctx: Builder, input: Any, other: Any = None, **named: Any) -> Any:
+    (second,) = named.values() or (other,)  # mm calls it mat2, mv vec, dot tensor
+    return ctx.op("MatMul", input, second)
 
 
 @converter(F.linear)

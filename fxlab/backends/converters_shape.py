@@ -262,6 +262,14 @@ def narrow(ctx: Builder, input: Any, dim: int, start: int, length: int) -> Any:
     return slice_axes(ctx, input, [(axis_of(dim, input.dim()), start, start + length, 1)])
 
 
+@converter(torch.ops.aten.slice.Tensor)
+def slice_operator(
+    ctx: Builder, input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    start, end = 0 if start is None else start, END if end is None else end
+    return slice_axes(ctx, input, [(axis_of(dim, input.dim()), start, end, step)])
+
+
 @converter("select", torch.select)
 def select(ctx: Builder, input: Any, dim: int, index: int) -> Any:
     return ctx.op("Gather", input, ctx.const(index, I64), axis=axis_of(dim, input.dim()))
@@ -536,7 +544,7 @@ def one_hot(ctx: Builder, tensor: Any, num_classes: int = -1) -> Any:
     return ctx.op("OneHot", tensor, ctx.const([num_classes], I64), values, axis=-1)
 
 
-@converter(F.pad)
+@converter(F.pad, torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 def pad(
     ctx: Builder, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None
 ) -> Any:

@@ -14,13 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlab.backends.onnx import Emitter, OnnxValue, check_model
+from fxlab.backends.onnx import Emitter, EngineError, OnnxValue, check_model
 from fxlab.backends.runtimes import (
-    EngineError,
     EngineOptions,
     LoweredModule,
     Port,
@@ -188,7 +186,7 @@ class _Refusals:
                     return f"{value.name} has no elements, on which openvino may end the process"
             if self.backend == "openvino" and value.meta.get(_WIDE):
                 return f"{value.name} has numbers beyond 32 bits, in which openvino computes"
-        if node in self.writes or _is_tensors_sort(node):
+        if node in self.writes or _is_tensors_sort(node) or _draws_nothing(node):
             return None
         return effect(node, self.gm)
 
@@ -210,6 +208,18 @@ class _Refusals:
 def _is_tensors_sort(node: Node) -> bool:
     """``x.sort()`` of a tensor returns a new one; whoever knows no types takes `x` for a list."""
     return node.op == "call_method" and node.target == "sort" and is_tensor(node.args[0])
+
+
+def _draws_nothing(node: Node) -> bool:
+    """Say whether an operator that may draw random numbers (dropout, an LSTM) is told not to."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    places = enumerate(node.target._schema.arguments)
+    names = {argument.name: place for place, argument in places}
+    given = {
+        n: node.args[p] if p < len(node.args) else node.kwargs.get(n) for n, p in names.items()
+    }
+    return any(n in names and not given[n] for n in ("train", "training", "dropout", "dropout_p"))
 
 
 class Explanation(dict):
@@ -415,7 +425,7 @@ def _guilty(part: GraphModule, why: str, names: set[str]) -> dict[str, str]:
     A kernel that is missing is missing for every call of the kind: those are named too.
     """
     nodes = [n for n in part.graph.nodes if n.op.startswith("call_") and n.name in names]
-    quoted = {word.split(".")[0] for word in re.findall(r"['(\"]([\w.]+)['\")]", why)}
+    quoted = {word.split(".")[0] for word in re.findall(r"['(\" ]([\w.]+)['\")]", why)}
     found = [n for n in nodes if n.name in quoted] or nodes
     if "implementation" in why:
         kinds = {_kind(n, part) for n in found}
@@ -524,10 +534,7 @@ def _engine_module(part: GraphModule, options: EngineOptions) -> LoweredModule:
     emitter = Emitter(part)
     emitter.emit()
     model, spec = emitter.model()
-    try:
-        check_model(model)
-    except onnx.checker.ValidationError as error:
-        raise EngineError(f"a converter made invalid ONNX: {error}") from error
+    check_model(model)
     inputs, outputs = ([_port(v) for v in values] for values in (emitter.inputs, emitter.outputs))
     lowered = LoweredModule(model, inputs, outputs, spec, options)
     del model, emitter  # two copies of the weights, while the engine makes its own

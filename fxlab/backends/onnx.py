@@ -39,6 +39,7 @@ __all__ = [
     "OPSET",
     "Builder",
     "Emitter",
+    "EngineError",
     "OnnxValue",
     "SymbolicInt",
     "Unsupported",
@@ -328,6 +329,10 @@ class Builder:
         return shaped
 
 
+class EngineError(LoweringError):
+    """A part is not accepted, though each of its nodes has a converter."""
+
+
 def _in_form(values: Any, kind: Any) -> Any:
     """Values as a tuple, or as the list or named tuple that eager mode returns."""
     if not isinstance(values, (tuple, list)) or not isinstance(kind, type):
@@ -529,10 +534,17 @@ def to_onnx(
 
 
 def check_model(model: onnx.ModelProto) -> None:
-    """Run onnx's own checker; above 2 GiB a message cannot be checked, its weights are left out."""
+    """Run onnx's own checker on ``model``, types and shapes too; it takes none above 2 GiB.
+
+    Raises:
+        EngineError: the model is not valid.
+    """
     weights = sum(len(t.raw_data) for t in model.graph.initializer)
     if weights < EXTERNAL_DATA_BYTES:
-        onnx.checker.check_model(model)
+        try:
+            onnx.checker.check_model(model, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise EngineError(f"its ONNX is not valid: {error}") from error
 
 
 def save_model(model: onnx.ModelProto, path: Path, external_data_bytes: int) -> None:

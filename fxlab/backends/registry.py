@@ -6,6 +6,7 @@ A table from what a Graph calls (functions, method names, module classes) to *co
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +73,11 @@ def find_converter(op: str, target: Any) -> Callable[..., Any] | None:
     name = "" if isinstance(target, str) else _name_of_method(target)
     if name in _REGISTRY:
         return _REGISTRY[name]
+    if isinstance(target, torch._ops.OpOverload):
+        for home in (torch, F):  # functions in Python have other parameters than the operator
+            function = getattr(home, name, None)
+            if function in _REGISTRY and not inspect.isfunction(function):
+                return _REGISTRY[function]
     functional = functional_form(op, target)
     return None if functional is None else find_converter(*functional)
 

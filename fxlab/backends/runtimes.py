@@ -26,11 +26,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from fxlab.backends.onnx import EXTERNAL_DATA_BYTES, numpy_dtype, save_model
+from fxlab.backends.onnx import EXTERNAL_DATA_BYTES, EngineError, numpy_dtype, save_model
 from fxlab.core.errors import LoweringError
 
 __all__ = [
-    "EngineError",
     "EngineOptions",
     "LoweredModule",
     "available_backends",
@@ -325,14 +324,12 @@ class Port:
 
 def needs_64_bits(tensor: torch.Tensor) -> bool:
     """Say whether a `tensor` of whole numbers holds one that 32 bits do not."""
-    if tensor.dtype is not torch.int64 or not tensor.numel() or tensor.is_meta:
+    if tensor.dtype is not torch.int64 or tensor.layout is not torch.strided:
+        return False
+    if not tensor.numel() or tensor.is_meta:
         return False
     low, high = torch.aminmax(tensor)
     return int(low) < -(2**31) or int(high) >= 2**31
-
-
-class EngineError(LoweringError):
-    """A runtime does not accept a part, though each of its nodes has an ONNX form."""
 
 
 class LoweredModule(torch.nn.Module):
