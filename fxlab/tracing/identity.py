@@ -58,7 +58,7 @@ def _is(a: Any, b: Any, depth: int = 1) -> bool:
     if a is b:
         return True
     frame = sys._getframe(depth)
-    if TrainingFlag in (type(a), type(b)):
+    if TrainingFlag in (type(a), type(b)) and a is not None and b is not None:
         a, b = (_bool(v, frame) for v in (a, b))
     for value, other in ((a, b), (b, a)):
         if issubclass(type(value), Proxy) and value.tracer._tracing:
