@@ -19,6 +19,7 @@ from fxlab.core.purity import pure
 onnx = pytest.importorskip("onnx")
 from fxlab.backends import (  # noqa: E402  (the package needs onnx)
     Unsupported,
+    available_backends,
     converter,
     explain,
     lower,
@@ -362,6 +363,25 @@ def test_sizes_that_follow_the_batch_are_computed_by_the_engine() -> None:
         torch.testing.assert_close(lowered(x), program(x))
     model = lowered.device_0.onnx_model
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[: x.shape[0] // 2],  # as large for 4 rows as for 5
+        lambda x: x.roll(-1, 0),
+        lambda x: torch.take_along_dim(x, x.argsort(0), 0),
+        lambda x: x.mean(0) * x.shape[0],
+        lambda x: F.one_hot(x.argmax(1), 4),
+    ],
+)
+def test_no_size_of_the_example_is_left_in_an_engine(program: Callable[..., Any]) -> None:
+    gm = fxlab.symbolic_trace(program)
+    for backend in (name for name, missing in available_backends().items() if missing is None):
+        lowered = lower(gm, [torch.randn(4, 4)], backend, threads=1, dynamic_batch=True)
+        for batch in (2, 4, 7):
+            x = torch.randn(batch, 4)
+            torch.testing.assert_close(lowered(x), program(x))
 
 
 def test_what_would_fix_a_dynamic_size_is_left_to_pytorch_instead() -> None:

@@ -442,7 +442,7 @@ def small_integers_and_bools() -> Any:
     def forward(self: Any, a: Any, m: Any) -> Any:
         return a + 1, a.sum(), m.sum(), m + m, m * 2, (a * 2).to(torch.int16), m.any(), a.max()
 
-    return _module(forward), (torch.tensor([1, 2, 120], dtype=torch.uint8), torch.ones(3).bool())
+    return _module(forward), (torch.tensor([1, 2, 200], dtype=torch.uint8), torch.ones(3).bool())
 
 
 def _cases() -> list[Any]:

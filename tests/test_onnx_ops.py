@@ -41,6 +41,31 @@ def test_a_lowered_operation_agrees_with_eager(case: Any, backend: str) -> None:
     _, function, inputs = case
     gm = _as_program(function, inputs)
     lowered = lower(gm, inputs, backend, threads=1, strict=True)
+    _agree(lowered, gm, inputs)
+
+
+# These need one size in all of their inputs, or sorted ones.
+ONE_SIZE = {"conv2d groups", "bucketize"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_it_agrees_for_another_size_of_the_first_dimension_too(case: Any, backend: str) -> None:
+    name, function, inputs = case
+    gm = _as_program(function, inputs)
+    more = tuple(torch.cat([x, x[:1], x[:1]]) if x.dim() else x for x in inputs)
+    try:
+        with torch.no_grad():
+            gm(*more)
+    except (RuntimeError, IndexError, ValueError, AssertionError):
+        pytest.skip("its inputs belong to one size")
+    if name in ONE_SIZE:
+        pytest.skip("its inputs belong to one size")
+    _agree(lower(gm, inputs, backend, threads=1, dynamic_batch=True), gm, more)
+
+
+def _agree(lowered: Any, gm: Any, inputs: tuple[torch.Tensor, ...]) -> None:
     with torch.no_grad():
         ours, eager = pytree.tree_leaves(lowered(*inputs)), pytree.tree_leaves(gm(*inputs))
     for a, b in zip(ours, eager, strict=True):

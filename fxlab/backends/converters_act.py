@@ -325,7 +325,7 @@ def interpolate(
     kinds = {"nearest": "nearest", "bilinear": "linear", "linear": "linear", "bicubic": "cubic"}
     kinds |= {"trilinear": "linear", "nearest-exact": "nearest"}
     if mode == "area":
-        sizes = [int(n) for n in ctx.out.shape[2:]]
+        sizes = ctx.out_sizes(2)
         return getattr(F, f"adaptive_avg_pool{len(sizes)}d")(input, sizes)
     if mode not in kinds or antialias:
         raise Unsupported(f"interpolate with mode={mode!r}, antialias={antialias}")
@@ -346,7 +346,7 @@ def interpolate(
         factors = [scale_factor] * count if isinstance(scale_factor, (int, float)) else scale_factor
         scales = ctx.const([1.0, 1.0, *(float(f) for f in factors)], torch.float32)
         return ctx.op("Resize", input, None, scales, **options)
-    sizes = ctx.ints([*input.shape[:2], *(int(n) for n in ctx.out.shape[2:])])
+    sizes = ctx.ints([*input.shape[:2], *ctx.out_sizes(2)])
     return ctx.op("Resize", input, None, None, sizes, **options)
 
 

@@ -247,7 +247,7 @@ def baddbmm(
     if alpha != 1:
         product = ctx.op("Mul", product, ctx.const(alpha, ctx.out.dtype))
     if beta == 0:
-        return ctx.op("Expand", product, ctx.ints(ctx.out.shape))
+        return ctx.op("Expand", product, ctx.ints(ctx.out_sizes()))
     if beta != 1:
         input = ctx.op("Mul", input, ctx.const(beta, ctx.out.dtype))
     return ctx.op("Add", input, product)

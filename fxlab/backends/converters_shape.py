@@ -299,16 +299,12 @@ def gather(ctx: Builder, input: Any, dim: int, index: Any, **_: Any) -> Any:
 
 def _trimmed(ctx: Builder, x: Any, index: Any, axis: int) -> Any:
     """ONNX wants equal sizes off the axis, PyTorch lets the index be smaller."""
-    for d, size in enumerate(index.shape):
-        if d != axis and not isinstance(size, SymbolicInt) and size != x.shape[d]:
-            x = _rank(ctx.op("Gather", x, torch.arange(size), axis=d), x)
+    for d, (size, whole) in enumerate(zip(index.shape, x.shape, strict=True)):
+        if d != axis and size != whole:  # no Slice: OpenVINO's clean-up loses it here
+            if isinstance(size, SymbolicInt):
+                raise Unsupported("gather by a smaller index whose size depends on the batch")
+            x = ctx.op("Gather", x, torch.arange(size), axis=d)
     return x
-
-
-def _rank(value: OnnxValue, like: Any) -> OnnxValue:
-    """Give an intermediate the number of dimensions of `like` (its sizes are not looked at)."""
-    value.fake = like.fake
-    return value
 
 
 @converter("take_along_dim", torch.take_along_dim)
@@ -316,9 +312,9 @@ def take_along_dim(ctx: Builder, input: Any, indices: Any, dim: int | None = Non
     if dim is None:
         return gather(ctx, input.reshape(-1), 0, indices.reshape(-1))
     axis = axis_of(dim, input.dim())
-    sizes = list(ctx.out.shape)
+    sizes = ctx.out_sizes()
     sizes[axis] = input.shape[axis]
-    return gather(ctx, input.expand(sizes), dim, indices.expand(ctx.out.shape))
+    return gather(ctx, input.expand(sizes), dim, indices.expand(ctx.out_sizes()))
 
 
 _REDUCTIONS = {
@@ -443,7 +439,7 @@ def roll(ctx: Builder, input: Any, shifts: Any, dims: Any = None) -> Any:
     pairs = zip(*(([v] if isinstance(v, int) else v) for v in (shifts, dims)), strict=True)
     for shift, dim in pairs:
         axis = axis_of(dim, ctx.out.dim())
-        cut = -(shift % int(ctx.out.shape[axis]))
+        cut = -(shift % ctx.out_sizes(axis)[0])
         if cut:
             parts = (slice_axes(ctx, input, [c]) for c in ((axis, cut, END, 1), (axis, 0, cut, 1)))
             input = ctx.op("Concat", *parts, axis=axis)

@@ -76,7 +76,7 @@ def with_shapes(gm: GraphModule, inputs: Sequence[Any], dynamic_batch: bool = Fa
     copy = GraphModule(gm, graph)
     copy.training = gm.training
     if dynamic_batch:
-        _run(copy, [_one_more(value) for value in inputs])
+        _run(copy, [_with_more(value) for value in inputs])
         for node in copy.graph.nodes:
             node.meta[_OTHER] = node.meta.pop("tensor_meta", None)
     _run(copy, inputs)
@@ -84,10 +84,10 @@ def with_shapes(gm: GraphModule, inputs: Sequence[Any], dynamic_batch: bool = Fa
     return copy
 
 
-def _one_more(value: Any) -> Any:
-    """The same input with one more entry in its first dimension."""
+def _with_more(value: Any) -> Any:
+    """The same input with more entries in its first dimension; half of them are more, too."""
     if isinstance(value, torch.Tensor) and value.dim() > 0:
-        return torch.cat([value, value[:1]])
+        return torch.cat([value, value, value[:1]])
     return value
 
 

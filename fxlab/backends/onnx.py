@@ -80,6 +80,12 @@ _SIZE_METHODS = {
 }
 
 
+_SMALL = {torch.uint8, torch.int8, torch.int16}
+_MAY_OVERFLOW = set(
+    "Abs Add CumSum Div MatMul Mod Mul Neg Pow ReduceProd ReduceSum Resize Sub".split()
+)
+
+
 class Builder:
     """The ONNX graph under construction: what a converter appends to.
 
@@ -91,6 +97,7 @@ class Builder:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.out: Any = None
+        self._other_out: Any = None
         self.scope = "value"
         self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._names: dict[str, int] = {}
@@ -113,12 +120,16 @@ class Builder:
         Returns:
             One OnnxValue, or a tuple of them when ``outputs`` is above 1.
         """
-        names = ["" if v is None else self.value(v).name for v in inputs]
+        values = [None if v is None else self.value(v) for v in inputs]
+        if kind in _MAY_OVERFLOW:
+            for value in values:
+                if value is not None and value.fake is not None and value.dtype in _SMALL:
+                    raise Unsupported(f"{value.dtype} that overflows wraps around only in PyTorch")
+        names = ["" if value is None else value.name for value in values]
         while names and not names[-1]:
             names.pop()
-        made = self.raw(kind, names, outputs, **attributes)
-        values = tuple(OnnxValue(self, name) for name in made)
-        return values[0] if outputs == 1 else values
+        made = tuple(OnnxValue(self, name) for name in self.raw(kind, names, outputs, **attributes))
+        return made[0] if outputs == 1 else made
 
     def raw(self, kind: str, names: list[str], outputs: int = 1, **attributes: Any) -> list[str]:
         """Append a ``kind`` of node with ``attributes``, given names; return its outputs' names."""
@@ -203,6 +214,17 @@ class Builder:
             (name,) = self.raw("Shape", [value.name], start=axis, end=axis + 1)
             self._dims[key] = SymbolicInt(self, name, sizes)
         return self._dims[key]
+
+    def out_sizes(self, first: int = 0) -> list[int]:
+        """Sizes of the result from dimension ``first`` on.
+
+        Raises:
+            Unsupported: one of them depends on the batch.
+        """
+        sizes = list(self.out.shape[first:])
+        if self._other_out is not None and sizes != list(self._other_out.shape[first:]):
+            raise Unsupported("needs fixed sizes of its result, but they depend on the batch")
+        return sizes
 
     def unique(self, name: str) -> str:
         """Return a name that no value has yet."""
@@ -308,11 +330,12 @@ class Builder:
             )
             if dynamic:
                 other = self._run_fake(op, target, args, kwargs, "other")
-        saved, self.out = self.out, out
+        saved = self.out, self._other_out
+        self.out, self._other_out = out, other
         try:
             result = function(self, *args, **kwargs)
         finally:
-            self.out = saved
+            self.out, self._other_out = saved
         return self._shaped(result, out, other)
 
     def _shaped(self, result: Any, out: Any, other: Any) -> Any:

@@ -420,9 +420,11 @@ class LoweredModule(torch.nn.Module):
                 f"{self.options.backend} does not accept this part: {error}",
                 hint="lower with support=... that leaves the operator out, or another backend",
             ) from error
+        # Where an input may vary, a size of a result that did not in two examples may all the same.
+        fixed = all(port.fixed_shape is not None for port in self.inputs)
         engine.describe(
             [(port.name, port.dtype) for port in self.inputs],
-            [(port.name, port.fixed_shape, port.dtype) for port in self.outputs],
+            [(port.name, port.fixed_shape if fixed else None, port.dtype) for port in self.outputs],
         )
         return engine
 
