@@ -1,11 +1,15 @@
 """Playing with passes: lists, edits, undo, and errors that cost nothing."""
 
+import gc
+import linecache
+
 import ipywidgets
 import pytest
 import torch
 from torch import nn
 
 import fxlab
+from fxlab.explorer.playground import edited, entry_of
 from fxlab.passes import dce, fuse_conv_bn
 
 
@@ -83,6 +87,19 @@ def test_undo_and_redo_go_through_the_changes(playground):
     playground.add(relu_to_tanh)
     playground.redo()
     assert names(playground)[1:] == ["fuse_conv_bn", "dce", "relu_to_tanh"]
+
+
+def test_the_text_of_an_edited_pass_is_known_as_long_as_the_pass_is():
+    old = entry_of(relu_to_tanh)
+    known = set(linecache.cache)
+    new = edited(old, old.source.replace("torch.tanh", "torch.sigmoid"))
+    with pytest.raises(ValueError, match="defines no function"):
+        edited(new, "def another(gm):\n    pass\n")
+    (place,) = linecache.cache.keys() - known
+    assert "".join(linecache.getlines(place)) == new.source
+    del new
+    gc.collect()
+    assert not linecache.cache.keys() - known
 
 
 def test_an_edited_pass_runs_and_its_history_is_compared_with_the_old_one(playground):

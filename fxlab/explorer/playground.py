@@ -13,6 +13,7 @@ import inspect
 import itertools
 import linecache
 import textwrap
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,10 +95,11 @@ def edited(entry: Entry, source: str) -> Entry:
     scope = dict(getattr(inspect.unwrap(entry.pass_), "__globals__", {}))
     exec(code, scope)
     pass_ = scope.get(entry.name)
-    if not callable(pass_) or getattr(inspect.unwrap(pass_), "__code__", None) is None:
+    own = getattr(inspect.unwrap(pass_), "__code__", None) if callable(pass_) else None
+    if own is None or own.co_filename != place:
+        del linecache.cache[place]
         raise ValueError(f"the text defines no function {entry.name}")
-    if inspect.unwrap(pass_).__code__.co_filename != place:
-        raise ValueError(f"the text defines no function {entry.name}")
+    weakref.finalize(own, linecache.cache.pop, place, None).atexit = False
     return replace(entry, pass_=pass_, source=source)
 
 
