@@ -158,6 +158,13 @@ def test_inputs_that_do_not_fit_name_the_node():
         cost(traced(MLP()), torch.zeros(2, 5))
 
 
+def test_a_refused_input_is_told_once(caplog):
+    gm = fxlab.symbolic_trace(lambda x: x @ torch.ones(3, 3))
+    with pytest.raises(fxlab.passes.ShapeError):
+        cost(gm, torch.zeros(2, 5))
+    assert "ERROR" not in caplog.text  # torch's fake tensors log their refusals, with the stack
+
+
 def test_the_table_reads_as_text_and_as_html():
     result = cost(traced(nn.Sequential(nn.Linear(3, 3))), torch.ones(1, 3))
     assert str(result).splitlines()[0].split()[:3] == ["node", "kind", "shape"]
@@ -173,6 +180,11 @@ def test_a_device_without_a_number_is_refused(field, value):
     good = {"flops_per_second": 1e12, "bytes_per_second": 1e11, "memory_bytes": 1e9}
     with pytest.raises(ValueError, match=field):
         Device("chip", **{**good, field: value})
+
+
+def test_a_calibration_without_a_measurement_is_refused():
+    with pytest.raises(ValueError, match="repeats is 0"):
+        calibrate(repeats=0)
 
 
 def test_the_roofline_takes_the_longer_of_compute_and_memory():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import operator
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,18 @@ from torch import nn
 import fxlab
 from fxlab.models import DeepRecommender, LearningToPaintActor, resnet18
 from fxlab.models.small import randomize_batch_norms
-from fxlab.passes import cost, optimize_for_inference, profile, remove_dropout, shape_prop
+from fxlab.passes import (
+    cost,
+    live_ranges,
+    optimize_for_inference,
+    profile,
+    remove_dropout,
+    shape_prop,
+    shape_text,
+)
 from fxlab.passes import optimize_for_inference as optimize
 from fxlab.passes.base import copy_sharing_tensors
-from fxlab.passes.convolutions import WinogradConv2d
+from fxlab.passes.convolutions import KERNELS, KernelError, WinogradConv2d
 from fxlab.passes.optimize import (
     PackedConv2d,
     _groups,
@@ -33,8 +43,8 @@ def packed(model: nn.Module, x: torch.Tensor, way: str = "packed") -> fxlab.Grap
     gm = shape_prop(copy_sharing_tensors(fxlab.symbolic_trace(model)), x)
     for group in _groups(gm, []):
         group.replace(gm, way if way in group.kernels() else "packed")
-    _write_into_dead_values(gm)
     _keep_layout_inside(gm)
+    _write_into_dead_values(gm)
     gm.graph.lint()
     return gm
 
@@ -44,7 +54,7 @@ def kernels(gm: fxlab.GraphModule) -> list[PackedConv2d]:
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(b.detach().abs().max()))
 
 
 def test_resnet18_keeps_its_numbers_and_loses_its_norms():
@@ -152,18 +162,52 @@ class Views(Block):
         return y.view(y.size(0), -1), y.permute(0, 2, 3, 1), y.stride(1)
 
 
+class SharedConvolution(Block):
+    def forward(self, x):
+        return self.a(torch.relu(self.a(x))) + self.a(x)
+
+
+class ViewBeforeWrite(Block):
+    def forward(self, x):
+        y = self.a(x)
+        flat = y.view(-1)
+        F.relu_(y)
+        return flat
+
+
+class WritesInput(Block):
+    def forward(self, x):
+        x += self.a(x)
+        return F.relu_(x), x
+
+
+class ChannelsLast(Block):
+    def forward(self, x):
+        y = torch.relu(self.a(x.contiguous(memory_format=torch.channels_last)))
+        return y.permute(0, 2, 3, 1).view(-1, 4)
+
+
+class InBfloat16(Block):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.a(x)
+        return torch.relu(self.b(x)), torch.relu(y)
+
+
+@pytest.mark.parametrize("way", ["packed", "Winograd"])
 @pytest.mark.parametrize(
     "kind",
     [AddsInput, ReadsSumTwice, ViewOfOther, Broadcast, WritesOther, WriteBetween, Alpha, SumOfTwo,
-     Views],
+     Views, SharedConvolution, ViewBeforeWrite, WritesInput, ChannelsLast, InBfloat16],
 )  # fmt: skip
-def test_every_shape_of_addition_keeps_its_meaning(kind):
-    model = kind().eval()
+def test_every_shape_of_addition_keeps_its_meaning(kind, way):
+    model = kind().eval().requires_grad_(False)
     x = torch.randn(2, 4, 6, 6)
-    gm = packed(model, x)
-    assert kernels(gm)
-    with torch.no_grad():
-        expected, found = model(x.clone()), gm(x.clone())
+    gm = packed(model, x, way)
+    assert any(isinstance(m, KERNELS) for m in gm.modules())
+    given, twin = x.clone(), x.clone()
+    expected, found = model(given), gm(twin)
+    assert close(twin, given)  # what is written into the input, too
     expected = expected if isinstance(expected, tuple) else (expected,)
     found = found if isinstance(found, tuple) else (found,)
     for a, b in zip(found, expected, strict=True):
@@ -171,7 +215,73 @@ def test_every_shape_of_addition_keeps_its_meaning(kind):
             assert a == b
         else:
             assert close(a, b)
+            assert a.dtype == b.dtype
             assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("way", ["packed", "Winograd"])
+def test_a_write_reaches_an_input_with_the_channels_last(way):
+    model, x = WritesInput().eval().requires_grad_(False), torch.randn(2, 4, 6, 6)
+    gm = packed(model, x, way)
+    given, twin = (x.contiguous(memory_format=torch.channels_last) for _ in range(2))
+    model(given)
+    gm(twin)
+    assert close(twin, given)
+
+
+class BatchMean(Block):
+    def forward(self, x):
+        return torch.relu(self.a(x) + self.b(x.mean(0, keepdim=True)))
+
+
+@pytest.mark.parametrize("way", ["packed", "Winograd"])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_was_of_one_shape_in_the_example_may_be_broadcast_later(way, inplace):
+    model = BatchMean().eval().requires_grad_(False)
+    gm = packed(model, torch.randn(1, 4, 6, 6), way)
+    kernel = next(m for m in gm.modules() if isinstance(m, KERNELS) and m.add)
+    assert kernel.inplace
+    kernel.inplace = inplace
+    x = torch.randn(3, 4, 5, 9)
+    assert close(gm(x), model(x))
+    with pytest.raises(RuntimeError, match="must match"):
+        kernel(x, torch.randn(1, 4, 2, 2))  # oneDNN itself would read past its end
+
+
+class Hooked(Block):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.relu, self.drop = nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout()
+
+    def forward(self, x):
+        return self.drop(self.relu(self.a(x) + self.norm(self.b(x))))
+
+
+def test_hooks_see_what_they_saw_and_keep_what_they_kept():
+    model, x = Hooked().eval().requires_grad_(False), torch.randn(1, 4, 6, 6)
+    seen = []
+    for name in ("norm", "relu", "drop"):
+        getattr(model, name).register_forward_hook(lambda m, i, o: seen.append((m, o)))
+    model(x)
+    expected = [(type(m), o.clone()) for m, o in seen]
+    gm = packed(remove_dropout(fold(model)), x)
+    seen.clear()
+    gm(x)
+    assert [type(m) for m, _ in seen] == [kind for kind, _ in expected]
+    assert all(close(o, e) for (_, o), (_, e) in zip(seen, expected, strict=True))
+
+
+class Noise(nn.Dropout):
+    def forward(self, input):
+        return input + 1
+
+
+def test_a_dropout_of_the_users_own_stays():
+    graph = fxlab.Graph()
+    graph.output(graph.call_module("noise", (graph.placeholder("x"),)))
+    gm = remove_dropout(fxlab.GraphModule({"noise": Noise().eval()}, graph))
+    assert torch.equal(gm(torch.zeros(1)), torch.ones(1))
+    assert "no dropout of torch's" in gm.meta["reports"]["remove_dropout"].kept[0]
 
 
 def test_a_packed_module_copies_and_pickles():
@@ -180,6 +290,75 @@ def test_a_packed_module_copies_and_pickles():
     with torch.no_grad():
         for twin in (copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))):
             assert torch.equal(twin(x), gm(x))
+
+
+@pytest.mark.parametrize("way", ["packed", "Winograd"])
+def test_analyses_need_no_data_of_a_packed_program(way):
+    x = torch.randn(2, 3, 64, 64)
+    gm = packed(fold(resnet18()), x, way)
+    cost(gm, x)
+    assert gm.meta["reports"]["cost"].kept == []
+    assert live_ranges(gm, x)
+    shape_prop(gm, x, dynamic={"x": {0: "N"}})
+    assert shape_text(gm.graph.output_node()) == "f32[N, 1000]"
+    assert gm.meta["reports"]["shape_prop"]["guards"] == []
+    torch.save(gm, saved := io.BytesIO())
+    saved.seek(0)
+    with torch.no_grad():
+        assert torch.equal(torch.load(saved, weights_only=False)(x), gm(x))
+
+
+def both(conv: nn.Conv2d, add: bool = False) -> list[Any]:
+    return [PackedConv2d(conv, (2, 4, 9, 9), add, True), WinogradConv2d(conv, add, True)]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(4, 9, 9), torch.ones(2, 5, 9, 9), torch.ones(2, 4, 9, 9).double(),
+     torch.ones(2, 4, 2, 9), torch.ones(2, 4, 0, 9), torch.ones(2, 4, 9, 9, device="meta")],
+    ids=shape_text,
+)  # fmt: skip
+def test_a_kernel_says_what_it_was_given_and_what_it_takes(x):
+    for kernel in both(nn.Conv2d(4, 6, 3)):
+        with pytest.raises(KernelError) as caught:
+            kernel(x)
+        text = str(caught.value)
+        assert shape_text(x) in text
+        assert "f32[N, 4, H, W] on cpu, of at least 3 x 3 pixels" in text
+        assert "convolutions.py" not in text
+        assert "test_optimize.py" in text
+
+
+def test_a_kernel_computes_in_float32_under_autocast():
+    conv, x = nn.Conv2d(4, 6, 3).requires_grad_(False), torch.randn(2, 4, 9, 9)
+    for kernel in both(conv):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = kernel(x)
+        assert float((got - F.relu(conv(x))).abs().max()) < 1e-4  # bfloat16 is off by 1e-2
+
+
+def test_a_kernel_has_no_gradient_and_says_so():
+    conv, x = nn.Conv2d(4, 6, 3).requires_grad_(False), torch.randn(2, 4, 9, 9)
+    x.requires_grad_()
+    for kernel in both(conv):
+        assert close(kernel(x), F.relu(conv(x)))
+        with pytest.raises(KernelError, match="no gradient"):
+            kernel(x).sum().backward()
+    other = torch.randn(2, 6, 7, 7, requires_grad=True)
+    for kernel in both(conv, add=True):
+        kernel.inplace = True
+        twin = other.detach().clone()
+        assert close(kernel(x, other), F.relu(conv(x) + other))
+        assert torch.equal(other, twin)
+
+
+def test_the_random_state_is_left_alone_and_no_measurement_is_refused():
+    model, x = AddsInput().eval(), torch.randn(1, 4, 6, 6)
+    before = torch.get_rng_state()
+    optimize(model, x, repeats=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ValueError, match="repeats is 0"):
+        optimize(model, x, repeats=0)
 
 
 def test_flops_of_packed_kernels_are_counted_and_their_time_is_measured():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 
 import pytest
@@ -119,6 +120,37 @@ def test_wrong_names_of_sizes_are_refused(dynamic, message):
     gm = fxlab.symbolic_trace(MLP())
     with pytest.raises(ShapeError, match=message):
         shape_prop(gm, torch.zeros(2, 8), dynamic=dynamic)
+
+
+def test_a_size_that_the_model_forbids_is_told_by_its_name_and_leaves_no_symbols(caplog):
+    gm = fxlab.symbolic_trace(nn.Sequential(nn.ReLU(), nn.Linear(4, 4)))
+    with pytest.raises(ShapeError) as caught:
+        shape_prop(gm, torch.zeros(2, 5), dynamic={"input": {0: "batch"}})
+    assert "[batch, 5]" in caught.value.message
+    assert "f32[batch, 5]" in caught.value.expected
+    assert "f32[batch, 5]" in str(caught.value)
+    assert "ERROR" not in caplog.text  # torch logs the refusal of a fake tensor, with its stack
+    assert shape_text(gm.graph.find_nodes(op="call_module")[0]) == "f32[batch, 5]"
+    pickle.dumps(gm)
+
+
+def test_an_input_may_be_named_as_its_node_is():
+    gm = fxlab.symbolic_trace(nn.Flatten())
+    node = gm.graph.find_nodes(op="placeholder")[0]
+    assert node.name != node.target
+    shape_prop(gm, torch.zeros(2, 3, 4), dynamic={node.name: {0: "N"}})
+    assert shape_text(gm.graph.output_node()) == "f32[N, 12]"
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation.*")
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_metadata_pickles_in_every_protocol(protocol):
+    gm = fxlab.symbolic_trace(lambda x: torch.quantize_per_tensor(x, 0.5, 3, torch.quint8))
+    shape_prop(gm, torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last))
+    for node in gm.graph.nodes:
+        meta = node.meta["tensor_meta"]
+        assert pickle.loads(pickle.dumps(meta, protocol)) == meta
+    torch.save(gm, io.BytesIO())
 
 
 def test_symbolic_metadata_copies_and_pickles():

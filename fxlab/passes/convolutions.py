@@ -12,19 +12,26 @@
 
 Each takes and returns values with the channels last, adds a second tensor (optional), and ends with
 a ReLU (optional). Their weights are no parameters: they are for inference only, ``state_dict`` is
-empty.
+empty, and there is no gradient.
+
+What is no finite number comes out otherwise than in eager: oneDNN's fused ReLU makes 0 of NaN, and
+Winograd's way makes NaN of infinity, in whole tiles, since it adds and subtracts all that a tile
+reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["PackedConv2d", "WinogradConv2d"]
+from fxlab.core.errors import FxlabError, call_site
+from fxlab.passes.shape_prop import DTYPE_TEXT, shape_text
 
+__all__ = ["KernelError", "PackedConv2d", "WinogradConv2d"]
 
 _TILE = 4
 _POINTS = (0.0, 1.0, -1.0, 2.0, -2.0)
@@ -52,6 +59,44 @@ def _matrices() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tuple(torch.kron(m, m) for m in (tile, filt, total))  # pyright: ignore[reportReturnType]
 
 
+class KernelError(FxlabError, RuntimeError):
+    """A kernel was given what it was not packed for, or was asked for a gradient."""
+
+
+def _callers() -> list[tuple[str, int, str]]:
+    return [frame for frame in call_site(8, skip_torch=True) if frame[0] != __file__][:4]
+
+
+@functools.cache
+def _give_shape_rules() -> None:
+    """Tell fake tensors (`cost`, `shape_prop`, `live_ranges`) what torch has no rule for."""
+    rules: dict[str, Callable[..., torch.Tensor]] = {
+        "mkldnn::_convolution_pointwise.binary": lambda x, other, *_: torch.empty_like(other),
+        "mkldnn::_convolution_pointwise_.binary": lambda other, *_: other,
+    }
+    for name, rule in rules.items():
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
+            torch.library.register_fake(name, rule)
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """A call where gradients are recorded: oneDNN's operators would leave theirs out silently."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: _Kernel, x: torch.Tensor, other: torch.Tensor | None, relu: bool
+    ) -> torch.Tensor:
+        return kernel._compute(x, other, relu, inplace=False)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise KernelError(
+            "the kernels of optimize_for_inference have no gradient",
+            where=_callers(),
+            hint="take the gradient of the model that was optimized, or of a trace of it",
+        )
+
+
 class _Kernel(nn.Module):
     """A convolution, an addition (optional) and a ReLU (optional).
 
@@ -59,6 +104,9 @@ class _Kernel(nn.Module):
         add: Whether ``forward`` gets a second tensor that is added before the ReLU.
         relu: Whether a ReLU follows.
         inplace: Whether the sum is written into the second tensor, which nobody reads any more.
+        dtype: Of weights and values.
+        channels: Of the input and of the result.
+        sides: Filter, padding, stride and dilation, of height and width.
         weight: In the kernel's own layout.
         bias: f32[K], or None.
     """
@@ -68,21 +116,74 @@ class _Kernel(nn.Module):
     def __init__(self, conv: nn.Conv2d, add: bool, relu: bool) -> None:
         super().__init__()
         self.add, self.relu, self.inplace = add, relu, False
+        self.dtype, self.channels = conv.weight.dtype, (conv.in_channels, conv.out_channels)
+        sides = zip(conv.kernel_size, conv.padding, conv.stride, conv.dilation, strict=True)
+        self.sides = [tuple(map(int, side)) for side in sides]
         self.bias = None if conv.bias is None else conv.bias.detach()
 
     def _pack(self, weight: torch.Tensor) -> None:
         self.weight = weight
 
-    def _second(self, other: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        """Return relu(conv(x) + other), channels last; f32[N, C, H, W] -> f32[N, K, H', W'].
+
+        Under autocast it computes in float32 all the same.
+
+        Raises:
+            KernelError: ``x`` is no batch of images that this kernel is for.
+            TypeError: The second tensor is missing.
+        """
+        if torch.is_autocast_enabled("cpu"):
+            wide = [t if t is None else t.to(self.dtype) for t in (x, other)]
+            with torch.autocast("cpu", enabled=False):
+                return self.forward(*wide)  # pyright: ignore[reportArgumentType]
+        shape = self._result_shape(x)
+        if not self.add:
+            return self._call(x, None, self.relu)
         if other is None:
             raise TypeError("this kernel adds a second tensor, which was not given")
-        return other.contiguous(memory_format=torch.channels_last)
-
-    def _finish(self, y: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
-        """Add and clamp where the kernel itself did not."""
-        if self.add:
-            y = self._second(other).add_(y) if self.inplace else y.add_(self._second(other))
+        if other.shape == shape and other.dtype == self.dtype:
+            other = other.contiguous(memory_format=torch.channels_last)
+            return self._call(x, other, self.relu)
+        # Of one shape in the example; now one is broadcast, as a batch of one beside a larger one.
+        y = self._call(x, None, False) + other
         return y.relu_() if self.relu else y
+
+    def _call(self, x: torch.Tensor, other: torch.Tensor | None, relu: bool) -> torch.Tensor:
+        recorded = x.requires_grad or (other is not None and other.requires_grad)
+        if recorded and torch.is_grad_enabled():
+            return _WithoutGradient.apply(self, x, other, relu)  # pyright: ignore[reportReturnType]
+        return self._compute(x, other, relu, self.inplace)
+
+    def _compute(
+        self, x: torch.Tensor, other: torch.Tensor | None, relu: bool, inplace: bool
+    ) -> torch.Tensor:
+        """Return relu(conv(x) + other); ``other`` has the result's shape and the channels last."""
+        raise NotImplementedError
+
+    def _result_shape(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Return (N, K, H', W'), or raise KernelError."""
+        inputs, outputs = self.channels
+        known = x.dtype == self.dtype and x.device.type == "cpu"
+        if not known or x.dim() != 4 or x.shape[1] != inputs:
+            raise self._refusal(x)
+        height, width = (
+            (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+            for size, (taps, padding, stride, dilation) in zip(x.shape[2:], self.sides, strict=True)
+        )
+        if height < 1 or width < 1:
+            raise self._refusal(x)
+        return x.shape[0], outputs, height, width
+
+    def _refusal(self, x: torch.Tensor) -> KernelError:
+        least = [max(d * (k - 1) + 1 - 2 * p, 1) for k, p, _, d in self.sides]
+        images = f"{DTYPE_TEXT[self.dtype]}[N, {self.channels[0]}, H, W]"
+        return KernelError(
+            f"a kernel of optimize_for_inference was given {shape_text(x)} on {x.device}",
+            where=_callers(),
+            expected=f"{images} on cpu, of at least {least[0]} x {least[1]} pixels",
+            hint="convert, move or change the model, then call optimize_for_inference again",
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state with the weight in torch's own layout, so that it copies and pickles."""
@@ -117,19 +218,20 @@ class PackedConv2d(_Kernel):
         self._pack(conv.weight.detach())
 
     def _pack(self, weight: torch.Tensor) -> None:
+        _give_shape_rules()
         pack = torch.ops.mkldnn._reorder_convolution_weight
         self.weight = pack(weight.contiguous(), *self.geometry, self.input_shape)
 
-    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
-        """Return relu(conv(x) + other), channels last; f32[N, C, H, W] -> f32[N, K, H', W']."""
+    def _compute(
+        self, x: torch.Tensor, other: torch.Tensor | None, relu: bool, inplace: bool
+    ) -> torch.Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         weights = (self.weight, self.bias, *self.geometry)
-        if not self.add:
-            last = ("relu" if self.relu else "none", [], "")
+        if other is None:
+            last = ("relu" if relu else "none", [], "")
             return torch.ops.mkldnn._convolution_pointwise(x, *weights, *last)
-        last = ("add", 1.0, "relu" if self.relu else None, [], None)
-        other = self._second(other)
-        if self.inplace:
+        last = ("add", 1.0, "relu" if relu else None, [], None)
+        if inplace:
             return torch.ops.mkldnn._convolution_pointwise_.binary(other, x, *weights, *last)
         return torch.ops.mkldnn._convolution_pointwise.binary(x, other, *weights, *last)
 
@@ -148,7 +250,6 @@ class WinogradConv2d(_Kernel):
     def __init__(self, conv: nn.Conv2d, add: bool, relu: bool) -> None:
         super().__init__(conv, add, relu)
         tile, filt, total = _matrices()
-        self.padding = tuple(map(int, conv.padding))
         taps = conv.weight.detach().flatten(2).permute(2, 1, 0)  # [K, C, 3, 3] -> [9, C, K]
         self.tile, self.total = tile.to(taps), total.to(taps)
         self._pack((filt.to(taps) @ taps.flatten(1)).view(-1, *taps.shape[1:]))  # [36, C, K]
@@ -159,11 +260,12 @@ class WinogradConv2d(_Kernel):
         form = (conv.kernel_size, conv.stride, conv.dilation, conv.groups)
         return form == ((3, 3), (1, 1), (1, 1), 1) and not isinstance(conv.padding, str)
 
-    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
-        """Return relu(conv(x) + other), channels last; f32[N, C, H, W] -> f32[N, K, H', W']."""
-        (n, c, h, w), k = x.shape, self.weight.shape[2]
-        top, left = self.padding
-        height, width = h + 2 * top - 2, w + 2 * left - 2
+    def _compute(
+        self, x: torch.Tensor, other: torch.Tensor | None, relu: bool, inplace: bool
+    ) -> torch.Tensor:
+        n, c, h, w = x.shape
+        _, k, height, width = self._result_shape(x)
+        top, left = (padding for _, padding, *_ in self.sides)
         down, across = -(-height // _TILE), -(-width // _TILE)  # tiles
         padded = x.new_zeros(n, down * _TILE + 2, across * _TILE + 2, c)
         padded[:, top : top + h, left : left + w] = x.permute(0, 2, 3, 1)
@@ -171,14 +273,16 @@ class WinogradConv2d(_Kernel):
         strides = (row, column, image, _TILE * row, _TILE * column, 1)
         out = x.new_empty(n, down, _TILE, across, _TILE, k)
         for images, rows in self._chunks(n, down, across * c):
-            size = (6, 6, len(images), len(rows), across, c)
+            size = (6, 6, images.stop - images.start, rows.stop - rows.start, across, c)
             start = images.start * image + rows.start * _TILE * row
-            part = out[images.start : images.stop, rows.start : rows.stop]
             got = self._filter(padded.as_strided(size, strides, start))
-            part.copy_(got.view(_TILE, _TILE, *size[2:5], k).permute(2, 3, 0, 4, 1, 5))
+            got = got.view(_TILE, _TILE, *size[2:5], k)
+            out[images, rows].copy_(got.permute(2, 3, 0, 4, 1, 5))
         y = out.view(n, down * _TILE, across * _TILE, k)[:, :height, :width].permute(0, 3, 1, 2)
         y = y.contiguous(memory_format=torch.channels_last)
-        return self._finish(y, other)
+        if other is not None:
+            y = other.add_(y) if inplace else y.add_(other)
+        return y.relu_() if relu else y
 
     def _filter(self, tiles: torch.Tensor) -> torch.Tensor:
         """Return the outputs of each tile: f32[6, 6, ..., C] -> f32[16, tiles * K].
@@ -193,13 +297,16 @@ class WinogradConv2d(_Kernel):
         return self.total @ sums.flatten(1)
 
     @staticmethod
-    def _chunks(images: int, rows: int, floats: int) -> Iterator[tuple[range, range]]:
+    def _chunks(images: int, rows: int, floats: int) -> Iterator[tuple[slice, slice]]:
         """Split images and rows of tiles, of which one has so many floats a point."""
+        if isinstance(images * rows * floats, torch.SymInt):
+            yield slice(0, images), slice(0, rows)  # nothing is computed but shapes
+            return
         high = max(1, min(rows, _CHUNK // max(1, floats)))
         many = max(1, _CHUNK // max(1, floats * rows)) if high == rows else 1
         for i in range(0, images, many):
             for j in range(0, rows, high):
-                yield range(i, min(i + many, images)), range(j, min(j + high, rows))
+                yield slice(i, min(i + many, images)), slice(j, min(j + high, rows))
 
 
 KERNELS = (PackedConv2d, WinogradConv2d)

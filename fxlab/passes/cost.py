@@ -24,7 +24,7 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.passes.base import kind, report, undisturbed
-from fxlab.passes.shape_prop import ShapeError, shape_text
+from fxlab.passes.shape_prop import ShapeError, quiet_fakes, shape_text
 
 __all__ = ["Cost", "NodeCost", "cost"]
 
@@ -214,7 +214,7 @@ class _CostWalk(Interpreter):
             inputs = pytree.tree_map_only(torch.Tensor, fake.from_tensor, inputs)
         state = [*self.module.parameters(), *self.module.buffers()]
         self.counter = _Counter(_tensors_of(inputs) + state)
-        with torch.no_grad(), fake or nullcontext():
+        with torch.no_grad(), fake or nullcontext(), quiet_fakes():
             self.run(*inputs)
 
     def run_node(self, n: Node) -> Any:

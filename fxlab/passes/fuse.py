@@ -139,7 +139,7 @@ def _why_not(
         return f"the graph also reads the weights of {conv.target} directly"
     if is_read(bn.target, reads):
         return f"the graph also reads the state of {bn.target} directly, and may write to it"
-    if any(_hooks(module) for module in (layer, norm)):
+    if any(has_hooks(module) for module in (layer, norm)):
         return f"{conv.target} or {bn.target} has hooks, which see values that would be gone"
     if region.get(conv) != region.get(bn):
         return f"{conv.name} and {bn.name} are on two sides of the border of a with block"
@@ -198,5 +198,6 @@ def _like(old: torch.Tensor, value: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(value.to(old.dtype), requires_grad=old.requires_grad)
 
 
-def _hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Say whether the user hung functions onto a module, which see what it is given and returns."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

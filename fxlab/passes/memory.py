@@ -22,7 +22,7 @@ from fxlab.core.node import Node
 from fxlab.passes.base import REGION_BORDERS, as_pass, regions, report, undisturbed
 from fxlab.passes.effects import order_constraints
 from fxlab.passes.schedule import _move
-from fxlab.passes.shape_prop import ShapeError
+from fxlab.passes.shape_prop import ShapeError, quiet_fakes
 
 __all__ = ["LiveRange", "live_ranges", "lower_peak", "peak_of"]
 
@@ -149,7 +149,7 @@ def _trace_memory(gm: GraphModule, inputs: Sequence[Any]) -> _Memory:
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     walk = _MemoryWalk(gm, fake)
-    with undisturbed(gm, inputs) as given, torch.no_grad(), fake:
+    with undisturbed(gm, inputs) as given, torch.no_grad(), fake, quiet_fakes():
         walk.run(*pytree.tree_map_only(torch.Tensor, fake.from_tensor, given))
     return walk.memory
 

@@ -10,9 +10,10 @@ on tensors of its own shapes, and in the end the whole program.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,8 +29,9 @@ from fxlab.core.tracer import symbolic_trace
 from fxlab.passes.alias import Memory
 from fxlab.passes.base import as_pass, copy_sharing_tensors, is_read, report, undisturbed
 from fxlab.passes.convolutions import KERNELS, PackedConv2d, WinogradConv2d
-from fxlab.passes.fuse import fuse_conv_bn
-from fxlab.passes.shape_prop import shape_prop
+from fxlab.passes.effects import AliasClasses, mutated_inputs
+from fxlab.passes.fuse import fuse_conv_bn, has_hooks
+from fxlab.passes.shape_prop import shape_prop, shape_text
 
 __all__ = ["PackedConv2d", "optimize_for_inference", "remove_dropout"]
 
@@ -56,8 +58,12 @@ def remove_dropout(gm: GraphModule) -> GraphModule:
     """
     changed, kept = [], []
     for node in list(gm.graph.nodes):
-        if node.op == "call_module" and isinstance(gm.get_submodule(node.target), _DROPOUTS):
-            off = not gm.get_submodule(node.target).training
+        module = gm.get_submodule(node.target) if node.op == "call_module" else None
+        if isinstance(module, _DROPOUTS):
+            off = not module.training
+            if type(module) not in _DROPOUTS or has_hooks(module):
+                kept.append(f"{node.name} kept: it has hooks, or is no dropout of torch's own")
+                continue
         elif node.op == "call_function" and node.target in (F.dropout, torch.dropout):
             position = 2
             given = node.args[position] if len(node.args) > position else True
@@ -83,6 +89,7 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
     one kernel of `fxlab.passes.convolutions`, the one that was fastest here and now, with torch's
     current number of threads. float32 results move by rounding only: by about
     1e-5 of a layer's largest value where Winograd's was chosen, which the report says.
+    NaN and infinity come out otherwise (`fxlab.passes.convolutions`), and there is no gradient.
 
     Args:
         gm: A module in eval mode; traced if it is no GraphModule.
@@ -92,7 +99,13 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
     Returns:
         A new GraphModule. Its report ``optimize_for_inference`` has the seconds of each group and
         of the whole program, and what was left alone.
+
+    Raises:
+        ShapeError: A node does not run on ``inputs``.
+        ValueError: ``repeats`` is less than 1.
     """
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; at least one measurement must count")
     inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     traced = gm if isinstance(gm, GraphModule) else symbolic_trace(gm)
     folded = copy_sharing_tensors(traced)
@@ -101,22 +114,10 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
     shape_prop(folded, *inputs)
     work = copy_sharing_tensors(folded)
     changed, kept = [], []
-    seconds: dict[tuple[Any, ...], dict[str, float]] = {}
-    with torch.no_grad():
-        for group in _groups(work, kept):
-            key = group.key()
-            if key not in seconds:
-                seconds[key] = group.measure(repeats)
-            found = seconds[key]
-            times = ", ".join(f"{s * 1e3:.2f} ms {way}" for way, s in found.items())
-            way = min(found, key=lambda way: found[way] * _HANDICAP[way])
-            if way != "eager":
-                group.replace(work, way)
-                changed.append(f"{group.text()}: {times}")
-            else:
-                kept.append(f"{group.text()} kept: {times}")
-        _write_into_dead_values(work)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _pack_groups(work, repeats, changed, kept)
         _keep_layout_inside(work)
+        _write_into_dead_values(work)
         work.delete_all_unused_submodules()
         work.graph.lint()
         programs = {"as given": traced, "folded": folded, "packed": work}
@@ -133,6 +134,23 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
     facts = {f"seconds {name}": value for name, value in whole.items()}
     report(result, "optimize_for_inference", changed, kept, **facts)
     return result
+
+
+def _pack_groups(gm: GraphModule, repeats: int, changed: list[str], kept: list[str]) -> None:
+    """Put the kernel that is the fastest into the place of each group that gains."""
+    seconds: dict[tuple[Any, ...], dict[str, float]] = {}
+    for group in _groups(gm, kept):
+        key = group.key()
+        if key not in seconds:
+            seconds[key] = group.measure(repeats)
+        found = seconds[key]
+        times = ", ".join(f"{s * 1e3:.2f} ms {way}" for way, s in found.items())
+        way = min(found, key=lambda way: found[way] * _HANDICAP[way])
+        if way != "eager":
+            group.replace(gm, way)
+            changed.append(f"{group.text()}: {times}")
+        else:
+            kept.append(f"{group.text()} kept: {times}")
 
 
 @dataclass
@@ -197,7 +215,10 @@ class _Group:
         return _fastest({**ways, "eager": eager}, repeats, between.zero_)
 
     def replace(self, gm: GraphModule, way: str = "packed") -> None:
-        name = f"{self.conv.target.replace('.', '_')}_{way.lower()}"
+        stem = f"{self.conv.target.replace('.', '_')}_{way.lower()}"
+        # A convolution may be called at several places, and the model may have such a name.
+        names = (f"{stem}_{k}" if k else stem for k in itertools.count())
+        name = next(name for name in names if not hasattr(gm, name))
         gm.add_submodule(name, self.kernels()[way]())
         last = self.nodes[-1]
         args = (self.conv.args[0], self.other)[: 1 if self.add is None else 2]
@@ -253,13 +274,15 @@ def _cannot_pack(conv: Node, gm: GraphModule, reads: set[str]) -> str | None:
         return "the packed kernel is for float32 on a CPU"
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         return "the packed kernel pads with zeros, by a number"
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module):
         return "it has hooks"
     if is_read(conv.target, reads):
         return f"the graph also reads the weights of {conv.target} directly"
     meta = conv.args[0].meta.get("tensor_meta") if conv.args else None
     if meta is None or len(meta.shape) != 4 or conv.kwargs:
         return "its input is not a batch of images"
+    if conv.meta["tensor_meta"].dtype != torch.float32:
+        return f"it gives {shape_text(conv)}, so autocast is on there"
     return None
 
 
@@ -279,7 +302,8 @@ def _is_plain_add(node: Node, conv: Node) -> bool:
 
 def _is_relu(node: Node, gm: GraphModule) -> bool:
     if node.op == "call_module":
-        return type(gm.get_submodule(node.target)) is nn.ReLU
+        module = gm.get_submodule(node.target)
+        return type(module) is nn.ReLU and not has_hooks(module)
     return node.op in ("call_function", "call_method") and node.target in _RELUS
 
 
@@ -294,26 +318,58 @@ def _write_into_dead_values(gm: GraphModule) -> None:
         x, other = node.args
         last = max(position[user] for user in other.users) == position[node]
         module.inplace = (
-            last and x is not other and other.op == "call_module" and memory.alone(other)
+            last
+            and x is not other
+            and other.op == "call_module"
+            and memory.alone(other)
+            and not has_hooks(gm.get_submodule(other.target))  # a hook may have kept the value
         )
 
 
 def _keep_layout_inside(gm: GraphModule) -> None:
-    """Make values contiguous again where they leave the nodes that take any layout."""
+    """Make values contiguous again where they leave the nodes that take any layout.
+
+    What leaves is a copy, which no write in place reaches any more: memory that is written is
+    therefore copied as soon as it is made.
+    """
+    written, classes = Memory(gm).written, AliasClasses(gm)
+    leaving = {classes.find(value) for value in _leaving(gm) if value in written}
+    early = {node for node in gm.graph.nodes if classes.find(node) in leaving}
+    for value, readers in _leaving(gm, early).items():
+        before = value.next if value in early else readers[0]
+        with gm.graph.inserting_before(before):
+            dense = gm.graph.call_method("contiguous", (value,))
+        for reader in readers:
+            reader.replace_input_with(value, dense)
+
+
+def _leaving(gm: GraphModule, early: Container[Node] = ()) -> dict[Node, list[Node]]:
+    """Return the values that have the channels last only here, each with who must not see that.
+
+    Args:
+        gm: The program, with kernels in it.
+        early: Values of which nobody may see it.
+    """
     channels_last: set[Node] = set()
-    dense: dict[Node, Node] = {}
-    for node in list(gm.graph.nodes):
+    leaving: dict[Node, list[Node]] = {}
+    for node in gm.graph.nodes:
         module = gm.get_submodule(node.target) if node.op == "call_module" else None
         inputs = [i for i in node.all_input_nodes if i in channels_last]
         takes_any = (node.target if module is None else type(module)) in _ANY_LAYOUT
-        if isinstance(module, KERNELS) or (inputs and takes_any):
-            channels_last.add(node)
-        else:
+        if not isinstance(module, KERNELS) and not (inputs and takes_any):
             for value in inputs:
-                if value not in dense:
-                    with gm.graph.inserting_before(node):
-                        dense[value] = gm.graph.call_method("contiguous", (value,))
-                node.replace_input_with(value, dense[value])
+                leaving.setdefault(value, []).append(node)
+        elif not channels_last.issuperset(mutated_inputs(node, gm)):
+            continue  # its value is memory that has another layout
+        elif node in early:
+            leaving[node] = list(node.users)
+        elif _memory_format(node) is not torch.channels_last:
+            channels_last.add(node)
+    return leaving
+
+
+def _memory_format(node: Node) -> torch.memory_format | None:
+    return getattr(node.meta.get("tensor_meta"), "memory_format", None)
 
 
 def _fastest(

@@ -147,7 +147,12 @@ def calibrate(name: str = "this machine", repeats: int = 7) -> Device:
     Args:
         name: The Device's.
         repeats: How often each is run.
+
+    Raises:
+        ValueError: ``repeats`` is less than 1.
     """
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; at least one run must count")
     x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)
     big, result, small = torch.randn(6 << 20), torch.empty(6 << 20), torch.randn(1)
     flops = 2 * 64 * 64 * 9 * 56 * 56

@@ -8,13 +8,16 @@ tensors carry symbols through every operator, and the result reads ``f32[N, 64, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from fxlab.core.errors import FxlabError
+from fxlab.core.errors import FxlabError, message_text
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node, map_aggregate
@@ -46,6 +49,31 @@ _LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 class ShapeError(FxlabError, RuntimeError):
     """A node could not be run on the example inputs."""
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Put the user's names of sizes in the place of torch's, in all texts."""
+        if not names:
+            return
+        words = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+        for field in ("message", "expected", "node"):
+            if isinstance(text := getattr(self, field), str):
+                setattr(self, field, words.sub(lambda found: names[found[0]], text))
+        self.args = (message_text(self),)
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Let torch not log a refusal of a fake tensor, with its stack, beside the error itself."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_no_record)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_no_record)
+
+
+def _no_record(record: logging.LogRecord) -> bool:
+    return False
+
 
 class TensorMetadata(NamedTuple):
     """What is known of one tensor value, under torch.fx's names.
@@ -67,6 +95,31 @@ class TensorMetadata(NamedTuple):
     memory_format: torch.memory_format | None
     is_quantized: bool
     qparams: dict[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name what torch.save's protocol cannot write: layouts and schemes."""
+        return _metadata, tuple(map(_by_name, self))
+
+
+class _Name(str):
+    """The name of an object of torch's."""
+
+
+def _by_name(value: Any) -> Any:
+    if isinstance(value, (torch.memory_format, torch.qscheme)):
+        return _Name(str(value).removeprefix("torch."))
+    if isinstance(value, dict):
+        return {key: _by_name(part) for key, part in value.items()}
+    return value
+
+
+def _metadata(*fields: Any) -> TensorMetadata:
+    def found(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: found(part) for key, part in value.items()}
+        return getattr(torch, value) if isinstance(value, _Name) else value
+
+    return TensorMetadata(*map(found, fields))
 
 
 def _extract_tensor_metadata(

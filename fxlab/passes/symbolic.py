@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fxlab.core.graph_module import GraphModule
-from fxlab.passes.shape_prop import ShapeError, ShapeProp, TensorMetadata
+from fxlab.passes.shape_prop import ShapeError, ShapeProp, TensorMetadata, quiet_fakes
 
 __all__ = ["propagate_symbolic"]
 
@@ -28,7 +28,7 @@ def propagate_symbolic(
         gm: The module to analyse; it is never run on data.
         inputs: One example for each placeholder. A symbolic size counts as at least 2, since torch
             treats 0 and 1 as cases of their own.
-        dynamic: For each placeholder's name, dimension -> symbol.
+        dynamic: For each placeholder's name (or its node's), dimension -> symbol.
 
     Returns:
         One sentence for each condition on the symbols that the program relies on.
@@ -65,7 +65,7 @@ def propagate_symbolic(
     fakes = []
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     for node, value in zip(placeholders, inputs, strict=False):
-        dims = dynamic.get(node.target, {})
+        dims = dynamic.get(str(node.target), dynamic.get(node.name, {}))
         if not isinstance(value, torch.Tensor):
             fakes.append(value)
             continue
@@ -73,9 +73,6 @@ def propagate_symbolic(
         sizes = [symbol(dims[i], s) if i in dims else s for i, s in enumerate(value.shape)]
         with fake_mode:
             fakes.append(torch.empty(sizes, dtype=value.dtype, device=value.device))
-    with torch.no_grad(), fake_mode, enable_python_dispatcher():
-        ShapeProp(gm).run(*fakes)
-
     plain_symbols = {size.node._expr: sympy.Symbol(n, integer=True) for n, size in names.items()}
 
     def text(size: Any) -> Any:
@@ -85,9 +82,16 @@ def propagate_symbolic(
         expr = expr.xreplace(plain_symbols)
         return int(expr) if expr.is_Integer else str(expr)
 
-    for node in gm.graph.nodes:
-        if "tensor_meta" in node.meta:
-            node.meta["tensor_meta"] = _plain(node.meta["tensor_meta"], text)
+    try:
+        with torch.no_grad(), fake_mode, enable_python_dispatcher(), quiet_fakes():
+            ShapeProp(gm).run(*fakes)
+    except ShapeError as error:
+        error.rename({str(old): str(new) for old, new in plain_symbols.items()})
+        raise
+    finally:
+        for node in gm.graph.nodes:
+            if "tensor_meta" in node.meta:
+                node.meta["tensor_meta"] = _plain(node.meta["tensor_meta"], text)
     fixed = {size.node._expr: n for n, size in names.items() if size.node._expr in env.replacements}
     guards = [f"{n} == {text(s)}, or the program takes another way" for s, n in fixed.items()]
     for guard in env.guards:
@@ -114,7 +118,9 @@ def _plain(meta: Any, text: Callable[[Any], Any]) -> Any:
 def _check_names(
     gm: GraphModule, inputs: Sequence[Any], dynamic: Mapping[str, Mapping[int, str]]
 ) -> None:
-    placeholders = {n.target: i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    inputs_of_graph = gm.graph.find_nodes(op="placeholder")
+    placeholders = {n.name: i for i, n in enumerate(inputs_of_graph)}
+    placeholders |= {str(n.target): i for i, n in enumerate(inputs_of_graph)}
     for name, dims in dynamic.items():
         if name not in placeholders:
             raise ShapeError(
