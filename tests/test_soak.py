@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fxlab
+from tests.random_graphs import random_program
 from tests.soak import Reading, minute, soak
 
 
@@ -21,10 +22,10 @@ def test_hundreds_of_programs_leave_no_memory_no_file_and_no_thread_behind():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_minutes_of_a_class_leave_nothing_behind():
+def test_two_hours_of_a_class_leave_nothing_behind():
     torch.set_num_threads(1)
     pytest.importorskip("ipywidgets")
-    readings = soak(24, one=minute)
+    readings = soak(120, one=minute, traced=False)
     assert readings[-1].grew(readings[0]) == []
 
 
@@ -58,3 +59,20 @@ def test_what_grows_is_named():
         "python", "resident", "files", "threads", "widgets",
     ]  # fmt: skip
     assert Reading(10_100_000, 510_000_000, 10, 1).grew(before) == []
+    counted = Reading(0, 500_000_000, 10, 1, blocks=1_000_000)
+    assert Reading(0, 500_000_000, 10, 1, blocks=1_005_000).grew(counted) == []
+    (text,) = Reading(0, 500_000_000, 10, 1, blocks=1_020_000).grew(counted)
+    assert text == "blocks: 1,000,000 -> 1,020,000"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_leak_of_one_graph_in_a_minute_would_be_seen():
+    torch.set_num_threads(1)
+    kept = []
+
+    def keeps(number, folder):
+        kept.append(fxlab.symbolic_trace(random_program(number)))
+
+    readings = soak(60, one=keeps, traced=False)
+    assert [text.split(":")[0] for text in readings[-1].grew(readings[0])][:1] == ["blocks"]
