@@ -177,14 +177,23 @@ def takes_a_module_alone(value: Any) -> bool:
     )
 
 
+def _module_name(path: Path) -> str:
+    """Name a file's module after the file, but not as another one: somebody may call it json.py."""
+    loaded = sys.modules.get(path.stem)
+    other = loaded is not None and getattr(loaded, "__file__", None) != str(path)
+    taken = other or path.stem in sys.stdlib_module_names
+    return f"{path.stem}_of_{path.parent.name}" if taken else path.stem
+
+
 def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise CommandError(_no_file(path))
     sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    name = _module_name(path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:

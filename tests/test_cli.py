@@ -641,6 +641,23 @@ def broken(tmp_path, monkeypatch):
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
+@pytest.mark.parametrize("name", ["json", "torch", "fxlab", "types", "a b", "1", "é"])
+def test_a_file_may_be_called_as_a_module_is(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / f"{name}.py").write_text(MODEL)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / f"{name}.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = dict(sys.modules)
+    command = ["show", f"{name}.py:double", "--pass", f"more/{name}.py:to_tanh", "--html", "x.html"]
+    assert cli.main(command) == 0
+    assert "relu now calls torch.tanh" in capsys.readouterr().out
+    assert before.items() <= sys.modules.items()
+    for made in sys.modules.keys() - before.keys():
+        if str(getattr(sys.modules[made], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[made]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
