@@ -235,6 +235,7 @@ class Outer(nn.Module):
 @fuzz
 @example(["A"], "graph")
 @example(["A"], "code")
+@example(["A"], "__name__")
 @given(st.lists(attributes, min_size=1, max_size=7, unique=True), attributes)
 def test_every_attribute_name_is_kept_and_means_the_same(names: list[str], outer: str) -> None:
     inner = Holder(names)

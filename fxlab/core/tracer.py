@@ -543,7 +543,7 @@ def symbolic_trace(root: Root, concrete_args: Fixed = None, *,
 
     tracer = Tracer()
     graph = tracer.trace(root, concrete_args, example_inputs=example_inputs)
-    name = getattr(root, "__name__", type(root).__name__)
+    name = (root if inspect.isroutine(root) else type(root)).__name__
     gm = GraphModule(tracer.root, graph, name if name.isidentifier() else "GraphModule")
     gm.meta["trace_warnings"] = list(graph._trace_warnings)
     return gm
