@@ -293,15 +293,27 @@ def test_a_leaf_modules_own_writes_are_kept() -> None:
             y.add_(1)
             before = y + 0
             y.masked_fill_(y > 0, 3.0)
+            x.sub_(1)
             return before, y
 
     class LeafTracer(fxlab.Tracer):
         def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
             return isinstance(m, Leaf)
 
-    model, x = nn.Sequential(Leaf()), torch.randn(5)
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.leaf = Leaf()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = x + 1
+            a, b = self.leaf(y)
+            return a, b, y + self.leaf(x)[0]
+
+    model, x = Model(), torch.randn(5)
     gm = fxlab.GraphModule(model, LeafTracer().trace(model))
-    torch.testing.assert_close(lower(gm, [x], threads=1, strict=True)(x), model(x))
+    lowered = lower(gm, [x], threads=1, strict=True)
+    torch.testing.assert_close(lowered(x.clone()), model(x.clone()))
 
 
 def test_recurrent_layers_take_any_batch() -> None:

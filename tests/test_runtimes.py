@@ -7,6 +7,7 @@ import functools
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -296,7 +297,14 @@ def test_what_a_runtime_has_no_kernel_for_stays_in_pytorch_with_its_words() -> N
 
 def test_a_converter_whose_result_is_not_eagers_is_found_out_and_left() -> None:
     gm, x = fxlab.symbolic_trace(lambda x: torch.special.i0e(x) + 1), torch.ones(2, 3)
+
+    def no_rows(ctx: Any, x: Any) -> Any:  # how many there are is known when it has run
+        total = ctx.op("ReduceSum", x, ctx.const([1], torch.int64), keepdims=0)
+        none = ctx.op("Cast", ctx.op("Sub", total, total), to=9)
+        return ctx.op("Compress", x, none, axis=0)
+
     wrong = {
+        "fewer rows": no_rows,
         "another shape": lambda ctx, x: ctx.op("Flatten", x, axis=0),
         "invalid ONNX": lambda ctx, x: ctx.op("Concat", axis=0),
         "another dtype": lambda ctx, x: ctx.op("Cast", x, to=7),

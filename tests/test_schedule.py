@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import threading
 
 import pytest
 import torch
@@ -227,6 +228,21 @@ def test_calls_with_one_worker_run_in_the_order_of_their_starts() -> None:
     for handle in handles:
         wait_for(handle)
     assert seen == list(range(50))
+
+
+def test_a_call_has_begun_when_start_returns_unless_all_workers_are_busy() -> None:
+    begun, go_on = [threading.Event() for _ in range(20)], threading.Event()
+    for event in begun:
+        handle = start_call(event.set, 1)
+        assert event.is_set()
+        wait_for(handle)
+    first = start_call(go_on.wait, 1)
+    second = start_call(begun[0].clear, 1)
+    assert begun[0].is_set()  # it waits for its turn, and whoever started it does not
+    go_on.set()
+    wait_for(first)
+    wait_for(second)
+    assert not begun[0].is_set()
 
 
 # The real thing: a server in another process that takes 20 ms.

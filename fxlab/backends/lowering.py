@@ -466,7 +466,8 @@ class _Trial(Interpreter):
                     )
             return result
         except Exception as error:
-            self.errors[target] = f"{module.options.backend} fails: {error}"
+            words = getattr(error, "message", None) or str(error)
+            self.errors[target] = f"{module.options.backend} fails: {words}"
             return self.parts[target](*args, **kwargs)
 
 

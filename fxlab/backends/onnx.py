@@ -315,8 +315,7 @@ class Builder:
             return self._shaped(value, value.fake if out is None else out, other)
         if function is None:
             if op == "call_module":  # run its code: each call in it comes back through here
-                own = pytree.tree_map_only(OnnxValue, OnnxValue.copy, (args, kwargs))
-                return target.forward(*own[0], **own[1])
+                return target.forward(*args, **kwargs)
             name = getattr(target, "__name__", target)
             raise Unsupported(f"no converter for {name}; add one with @converter")
         if op == "call_module":
@@ -423,7 +422,7 @@ class Emitter(Interpreter):
         value = OnnxValue(self.ctx, self.ctx.unique(name), fake)
         if other is not None and tuple(other.shape) != tuple(fake.shape):
             value.other = other
-        self.inputs.append(value)
+        self.inputs.append(value.copy())  # code that runs on the value may write to it
         return value
 
     def run_node(self, n: Node) -> Any:

@@ -247,7 +247,11 @@ class _OpenVinoEngine:
         """Tell the engine the outputs' shapes (None where one may vary) and dtypes."""
         order = {name: i for i, port in enumerate(self.compiled.inputs) for name in port.names}
         self._order = [order.get(name) for name, _ in inputs]  # OpenVINO drops inputs unread
-        self._out = list(outputs)
+        fixed = [port.partial_shape.is_static for port in self.compiled.outputs]
+        self._out = [
+            (name, shape if is_fixed else None, dtype)
+            for (name, shape, dtype), is_fixed in zip(outputs, fixed, strict=True)
+        ]
         ports = (*self.compiled.inputs, *self.compiled.outputs)
         # Handing memory over costs more than copying little of it does.
         self._copies = all(port.partial_shape.is_static for port in ports) and (
