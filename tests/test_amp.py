@@ -164,6 +164,78 @@ def test_a_number_of_float32_does_not_make_a_16_bit_tensor_wide():
         torch.testing.assert_close(out, reference, rtol=0.05, atol=0.05)
 
 
+class Several(nn.Module):
+    """Values that are several tensors: no cast takes those at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.narrow = nn.Linear(8, 8), nn.Linear(4, 4)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.pool = nn.MaxPool1d(2, return_indices=True)
+
+    def forward(self, x):
+        y = self.fc(x)
+        a, b = y.chunk(2, -1)
+        rows = [self.fc(x.unbind(1)[i]) for i in range(2)]
+        z, state = self.lstm(y)
+        pooled, places = self.pool(y)
+        return (
+            *(self.narrow(a) + b, *rows, self.fc(z), self.fc(state[0][0]), state),
+            *(torch.cat(y.split(2, 1)), y.chunk(2, -1), self.fc(x.max(1).values), self.fc(y.mT.mT)),
+            *(self.fc(x.sort(1)[0]), self.narrow(pooled), places, y.mT),
+        )
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_several_tensors_at_once_are_never_cast_and_each_of_them_is(known):
+    torch.manual_seed(0)
+    model, x = Several().eval().requires_grad_(False), torch.randn(2, 4, 8)
+    gm = amp(fxlab.symbolic_trace(model), inputs=x if known else None)
+    (*floats, places, last), (*expected, _, expected_last) = gm(x), model(x)
+    assert places.dtype == torch.int64
+    difference = compare((*expected, expected_last), (*floats, last))
+    assert difference.same_structure
+    assert difference.types == ""  # all of them float32 again
+    assert difference.sqnr_db > 25
+
+
+class Casting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.fc(x)
+        wide = y.float(), y.to(x.dtype), y.type_as(x), y.double().float(), torch.tanh(y).to(x)
+        masks = y >= 0, ~(y > 0) & (y < 1), y.isnan(), (y != 0).any(), y.long(), y.sort(1)[1]
+        return *(self.fc(value) for value in wide), *masks
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_casts_of_the_programs_own_are_known_and_masks_are_no_floats(known):
+    model, x = Casting().eval().requires_grad_(False), torch.randn(2, 4, 8)
+    gm = amp(fxlab.symbolic_trace(model), inputs=x if known else None)
+    found, expected = gm(x), model(x)
+    assert [value.dtype for value in found] == [value.dtype for value in expected]
+    assert compare(expected[:5], found[:5]).sqnr_db > 25
+
+
+def test_numbers_made_of_numbers_are_numbers():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.slope = nn.Linear(4, 4), nn.Parameter(torch.tensor(1.5))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return self.fc(x) * self.calls, self.fc(x) * (self.slope.exp() * 2).sqrt()
+
+    x = torch.randn(3, 4)
+    gm = amp(fxlab.symbolic_trace(Counts().requires_grad_(False)))
+    assert [out.dtype for out in gm(x)] == [torch.float32] * 2
+
+
 def test_the_op_table_has_the_four_words():
     gm = fxlab.symbolic_trace(TransformerBlock().eval())
     words = {node.name: column(node, gm) for node in gm.graph.nodes}

@@ -194,11 +194,22 @@ class InBfloat16(Block):
         return torch.relu(self.b(x)), torch.relu(y)
 
 
+class Indices(Block):
+    def __init__(self):
+        super().__init__()
+        self.pool, self.back = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+
+    def forward(self, x):
+        y, places = self.pool(self.a(x))
+        return self.b(self.back(y, places)), places
+
+
 @pytest.mark.parametrize("way", ["packed", "Winograd"])
 @pytest.mark.parametrize(
     "kind",
     [AddsInput, ReadsSumTwice, ViewOfOther, Broadcast, WritesOther, WriteBetween, Alpha, SumOfTwo,
-     Views, SharedConvolution, ViewBeforeWrite, WritesInput, ChannelsLast, InBfloat16],
+     Views, SharedConvolution, ViewBeforeWrite, WritesInput, ChannelsLast, InBfloat16,
+     Indices],
 )  # fmt: skip
 def test_every_shape_of_addition_keeps_its_meaning(kind, way):
     model = kind().eval().requires_grad_(False)

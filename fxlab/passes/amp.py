@@ -13,6 +13,7 @@ widest. Everything else follows its inputs.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -64,6 +65,36 @@ MOVES = frozenset(
     "swapaxes movedim chunk split getitem relu Flatten Unflatten ReLU Identity T mT".split()
 )
 
+# These return several tensors, which no cast takes at once; the next ones do along a dimension.
+SEVERAL = frozenset(
+    "chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind sort topk kthvalue mode "
+    "aminmax cummax cummin var_mean std_mean frexp meshgrid broadcast_tensors lstm gru rnn_tanh "
+    "rnn_relu multi_head_attention_forward".split()
+)
+SEVERAL_ALONG = frozenset("max min median nanmedian".split())
+SEVERAL_MODULES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
+# Attributes of a tensor, or of several, that are tensors of the same dtype.
+TENSOR_ATTRIBUTES = frozenset("T mT H mH data values".split())
+
+# Of their tensors, the second (or the attribute ``indices``) is one of integers.
+WITH_INDICES = frozenset("sort topk kthvalue mode cummax cummin max min median nanmedian".split())
+NO_FLOAT = frozenset(
+    "size dim numel lt le gt ge eq ne __lt__ __le__ __gt__ __ge__ __eq__ __ne__ isnan isinf "
+    "isfinite isclose isin and_ or_ xor invert logical_and logical_or logical_xor logical_not any "
+    "all argmax argmin argsort nonzero count_nonzero bucketize searchsorted multinomial one_hot "
+    "bincount".split()
+)
+CASTS = {
+    "float": torch.float32, "double": torch.float64, "half": torch.float16, "int": torch.int32,
+    "bfloat16": torch.bfloat16, "long": torch.int64, "short": torch.int16, "bool": torch.bool,
+    "byte": torch.uint8, "char": torch.int8,
+}  # fmt: skip
+
+# Of tensors without dimensions these make one again.
+OF_SCALARS = frozenset(
+    "add sub mul div truediv neg pow abs exp log sqrt rsqrt reciprocal sigmoid tanh relu softplus "
+    "clone detach clamp iadd isub imul itruediv add_ sub_ mul_ div_ zero_ fill_".split()
+)
 # Without a dimension to go along these give one number.
 TO_SCALAR = frozenset("sum mean prod std var norm max min median amax amin dot vdot trace".split())
 
@@ -168,6 +199,8 @@ class _Rewrite:
         for node in reversed(nodes):
             if node in self.memory.written or not node.users or self._kind(node) not in MOVES:
                 continue
+            if self._is_several(node) and not all(map(_takes_one, node.users)):
+                continue
             if all(
                 user in wanted or (self._column(user) == "lower" and user.op != "output")
                 for user in node.users
@@ -178,7 +211,9 @@ class _Rewrite:
     def _kind(self, node: Node) -> str:
         if node.op == "call_module":
             return type(self.gm.get_submodule(node.target)).__name__
-        return _name(node) if node.op in ("call_function", "call_method") else ""
+        if node.op not in ("call_function", "call_method"):
+            return ""
+        return node.args[1] if _is_tensor_attribute(node) else _name(node)
 
     def _column(self, node: Node) -> str:
         what = column(node, self.gm)
@@ -218,23 +253,29 @@ class _Rewrite:
             if what == "keep" and inputs:
                 reason = self._cannot_precast(node.target) if node.op == "call_module" else None
                 self.kept.append(f"{node.name} kept in float32: {reason or self._kind(node)}")
+        elif _takes_one(node) and self._is_several(node.all_input_nodes[0]):
+            low = self.is_low[node.all_input_nodes[0]]
         elif node in wanted_low and inputs:
             self._give(node, low=True)
             low = True
         elif not inputs:
+            low = False
+        elif self._is_several(node) and not all(map(_takes_one, node.users)):
+            self._give(node, low=False)  # who reads several at once is given no casts between
             low = False
         elif _writes_first(node):
             low = self.is_low.get(node.all_input_nodes[0])
         else:  # a tensor of no dimensions gives way to the dtype of one that has some
             counting = [i for i in inputs if not self._is_scalar(i)] or inputs
             low = all(self.is_low[i] for i in counting)
+        low = self._by_its_own_word(node, low)
         self.is_low[node] = None if self._no_float(node) else low
 
     def _give(self, node: Node, low: bool) -> None:
         """Let ``node`` read its operands in the low precision, or in float32."""
 
         def operand(value: Node) -> Node:
-            if self.is_low[value] is None or self.is_low[value] == low:
+            if self.is_low[value] is None or self.is_low[value] == low or self._is_several(value):
                 return value
             key = (value, low, self.region[node])
             if key in self.cast and value not in self.memory.written:
@@ -290,17 +331,88 @@ class _Rewrite:
         shape = getattr(node.meta.get("tensor_meta"), "shape", None)
         if shape is not None:
             return len(shape) == 0
-        if node.op not in ("call_function", "call_method") or _name(node) not in TO_SCALAR:
+        if node.op not in ("call_function", "call_method"):
+            return False
+        if _name(node) in OF_SCALARS and node.all_input_nodes:
+            return all(map(self._is_scalar, node.all_input_nodes))
+        if _name(node) not in TO_SCALAR:
             return False
         return len(node.args) + len(node.kwargs) == 1 + (_name(node) in ("dot", "vdot"))
+
+    def _by_its_own_word(self, node: Node, low: bool | None) -> bool | None:
+        """Return the precision that ``node`` itself asks for; ``low`` if it asks for none."""
+        if node.op not in ("call_function", "call_method"):
+            return low
+        name, others = _name(node), [*node.args[1:], *node.kwargs.values()]
+        wanted = [CASTS[name]] if node.op == "call_method" and name in CASTS else []
+        if name in ("to", "type") or "dtype" in node.kwargs:
+            wanted += [value for value in others if isinstance(value, torch.dtype)]
+        if wanted:
+            return {torch.float32: False, self.dtype: True}.get(wanted[0])
+        if name not in ("to", "type_as"):
+            return low
+        for other in others:
+            if isinstance(other, Node):  # a tensor, or the dtype of one
+                is_dtype = other.target is getattr and other.args[1] == "dtype"
+                return self.is_low[other.all_input_nodes[0] if is_dtype else other]
+        return low
+
+    def _is_several(self, node: Node) -> bool:
+        """Say whether the value is several tensors."""
+        if "type" in node.meta:
+            return issubclass(node.meta["type"], (tuple, list, dict))
+        if node.op == "call_module":
+            module = self.gm.get_submodule(node.target)
+            known = type(module).__module__.startswith("torch.nn.")
+            if isinstance(module, SEVERAL_MODULES) or self._gives_indices(node):
+                return True
+            return not known and any(map(_takes_one, node.users))
+        if node.target is operator.getitem and node.args[1] == 1:  # the state of an LSTM is a pair
+            owner = node.all_input_nodes[0]
+            lstm = owner.op == "call_module" and self.gm.get_submodule(owner.target)
+            return isinstance(lstm, nn.LSTM)
+        name = _name(node)
+        along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+        return (
+            name in SEVERAL
+            or self._gives_indices(node)
+            or (name in SEVERAL_ALONG and isinstance(along, int))
+            or (
+                node.op == "call_function"
+                and column(node, self.gm) == "keep"
+                and name not in KEEP
+                and any(map(_takes_one, node.users))
+            )
+        )
+
+    def _gives_indices(self, node: Node) -> bool:
+        if node.op == "call_module":
+            return getattr(self.gm.get_submodule(node.target), "return_indices", False) is True
+        return node.kwargs.get("return_indices") is True
 
     def _no_float(self, node: Node) -> bool:
         """Say whether the value is known to be no float32 tensor (indices, masks, sizes)."""
         if "type" not in node.meta:
-            name = _name(node)
-            return name in ("size", "dim", "numel", "argmax", "argmin", "getattr", "lt", "gt", "eq")
+            if node.target is getattr:
+                return not _is_tensor_attribute(node)
+            if node.target is operator.getitem and node.args[1] == 1:
+                owner = node.all_input_nodes[0]
+                several = self._is_several(owner) and self._kind(owner) in WITH_INDICES
+                return several or self._gives_indices(owner)
+            return node.op != "call_module" and _name(node) in NO_FLOAT
         meta = node.meta.get("tensor_meta")
         return meta is None or getattr(meta, "dtype", torch.float32) != torch.float32
+
+
+def _takes_one(node: Node) -> bool:
+    """Say whether ``node`` reads one of several tensors."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    return node.target is operator.getitem or _is_tensor_attribute(node)
+
+
+def _is_tensor_attribute(node: Node) -> bool:
+    return node.target is getattr and len(node.args) > 1 and node.args[1] in TENSOR_ATTRIBUTES
 
 
 def _writes_first(node: Node) -> bool:

@@ -31,7 +31,7 @@ from fxlab.passes.base import as_pass, copy_sharing_tensors, is_read, report, un
 from fxlab.passes.convolutions import KERNELS, PackedConv2d, WinogradConv2d
 from fxlab.passes.effects import AliasClasses, mutated_inputs
 from fxlab.passes.fuse import fuse_conv_bn, has_hooks
-from fxlab.passes.shape_prop import shape_prop, shape_text
+from fxlab.passes.shape_prop import TensorMetadata, shape_prop, shape_text
 
 __all__ = ["PackedConv2d", "optimize_for_inference", "remove_dropout"]
 
@@ -356,6 +356,7 @@ def _leaving(gm: GraphModule, early: Container[Node] = ()) -> dict[Node, list[No
         module = gm.get_submodule(node.target) if node.op == "call_module" else None
         inputs = [i for i in node.all_input_nodes if i in channels_last]
         takes_any = (node.target if module is None else type(module)) in _ANY_LAYOUT
+        takes_any &= isinstance(node.meta.get("tensor_meta"), TensorMetadata)  # one value, not two
         if not isinstance(module, KERNELS) and not (inputs and takes_any):
             for value in inputs:
                 leaving.setdefault(value, []).append(node)
