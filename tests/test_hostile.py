@@ -178,6 +178,22 @@ def test_no_text_found_in_minutes_does_either(plain):
     assert rounds
 
 
+@pytest.mark.parametrize("name", ["__name__", "__qualname__", "__code__", "__wrapped__", "func"])
+def test_a_submodule_is_not_taken_for_what_python_keeps_under_its_name(name):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(self, name)(x)
+
+    timeline = timeline_of(Net(), [fxlab.passes.dce], (torch.ones(2),))
+    assert timeline.failure is None and timeline.title == "Net"
+    assert timeline.passes[-1].same_output["verdict"] == "identical"
+    assert fxlab.Timeline.from_json(timeline.to_json()).title == "Net"
+
+
 @pytest.mark.skipif(layout_program() is None, reason="needs a graphviz program")
 @pytest.mark.parametrize("piece", PIECES, ids=range(len(PIECES)))
 def test_the_classic_picture_has_one_box_for_each_node_whatever_it_is_called(piece):

@@ -8,6 +8,7 @@ on the line that stopped it.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -46,8 +47,8 @@ def trace_timeline(
 
     check_model(model, "trace_timeline")
     inputs = as_inputs(model, inputs)
-    title = type(model).__name__ if not callable(getattr(model, "__code__", None)) else ""
-    title = getattr(model, "__name__", title) or title
+    # Not of a module: a submodule of it may be called so.
+    title = (model if inspect.isroutine(model) else type(model)).__name__
     recorder = Recorder(inputs)
     recorder.max_edits, recorder.repeats = 10_000_000, repeats
     timeline = RecordedTimeline(title, recorder)
