@@ -316,9 +316,10 @@ def _scratch_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
     profiler's memory events; other types than float32 are unfolded into columns instead.
     """
     x, weight, _, stride, _, dilation, transposed, _, groups = args[:9]
-    if x.device.type != "cpu" or x.dim() != 4 or weight.dim() != 4:
+    if x.device.type != "cpu" or weight.dim() != x.dim() or (transposed and x.dim() != 4):
         return 0
-    pointwise = weight.shape[2:] == (1, 1) and set(stride) | set(dilation) == {1} and not transposed
+    ones = set(stride) | set(dilation) | set(weight.shape[2:]) | {groups} == {1}
+    pointwise = ones and not transposed and x.dim() < 5
     columns = x.shape[1] // groups * weight[0, 0].numel() * out[0, 0].numel() * x.element_size()
     if x.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
         return 0 if pointwise else x.shape[0] * columns
@@ -326,9 +327,12 @@ def _scratch_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
         return 0  # a matrix product of torch's own
     block = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
     c_in, c_out = x.shape[1], out.shape[1]
-    if 1 < groups < c_in and (c_in % (groups * block) or c_out % (groups * block)):
-        return columns  # of one sample and one group at a time
-    if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+    if 1 < groups < c_in:
+        if c_in // groups % 4 or c_out // groups % 4:
+            return max(columns, _nbytes(out))  # one group at a time, then their results together
+        return max(_nbytes(x) + _nbytes(weight), _nbytes(out))
+    last = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
+    if x.dim() > 3 and x.is_contiguous(memory_format=last) and not x.is_contiguous():
         return _nbytes(weight) * (1 + weight.is_contiguous())
 
     def whole(channels: int) -> int:
