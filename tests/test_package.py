@@ -134,9 +134,7 @@ def test_installed_without_extras_the_command_works_or_says_what_it_needs(instal
     ],
 )
 def test_installed_without_extras_a_call_says_which_it_needs(installed, call, extra):
-    code = (
-        f"import fxlab, fxlab.explorer.diagram\ngm = fxlab.symbolic_trace(lambda x: x + 1)\n{call}"
-    )
+    code = "import fxlab, fxlab.explorer.diagram\ngm = fxlab.symbolic_trace(lambda x: x + 1)\n"
     ran = installed("python", "-W", "ignore", "-c", code + call)
     assert ran.returncode == 1
     assert f"fxlab[{extra}]" in ran.stderr.splitlines()[-1], ran.stderr
