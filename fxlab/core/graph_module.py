@@ -41,24 +41,19 @@ class _LazyForward:
 
     It is a non-data descriptor that puts the plain function in its own place, so that whoever
     looks (a call, `inspect.signature`, TorchScript, torch.compile, a replica in another thread)
-    only ever gets a plain function.
+    only ever gets a plain function. A second one guards `_call_impl`, which torch.compile looks
+    at before it traces into a call and would otherwise trace into the compilation.
     """
 
-    def __init__(self, module: GraphModule) -> None:
-        self.module = weakref.ref(module)
+    def __init__(self, module: GraphModule, name: str) -> None:
+        self.module, self.name = weakref.ref(module), name
 
-    def __get__(self, instance: GraphModule | None, owner: Any) -> Any:
-        self._fxlab_compile(instance, owner)
-        return owner.forward if instance is None else owner.forward.__get__(instance)
-
-    def _fxlab_compile(self, instance: GraphModule | None, owner: Any) -> None:
-        """Compile; torch.compile does it, too, and leaves the result in globals by this name."""
+    def __get__(self, instance: GraphModule | None, owner: type) -> Any:
         module = instance if instance is not None else self.module()
         if module is None:
             raise CodegenError("the GraphModule of this class is gone, and so is its forward")
-        module._compile(owner)
-
-    _fxlab_compile._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        module._compile()
+        return getattr(owner if instance is None else instance, self.name)
 
 
 class _LaterCode:
@@ -99,6 +94,8 @@ class GraphModule(nn.Module):
     """
 
     _code: Any = None
+    _edition = 0
+    __constants__ = ("_edition",)  # TorchScript compiles anew what has another constant
     __jit_unused_properties__ = ("graph", "code", "original_type")
     print_readable: Callable[..., str]  # fxlab/display, as is the next
     to_folder: Callable[..., None]
@@ -106,12 +103,10 @@ class GraphModule(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         """Give each instance a class of its own, since `forward` belongs to a class."""
-        return super().__new__(cls._class_of_one())  # type: ignore[arg-type]
-
-    @classmethod
-    def _class_of_one(cls) -> Any:
-        base = next(c for c in cls.__mro__ if "_of_one" not in vars(c))
-        return type(cls.__name__, (base,), {"_of_one": True, "__module__": base.__module__})
+        base = next(c for c in cls.__mro__ if "_of_one_instance" not in vars(c))
+        name = cls.__name__
+        own = type(name, (base,), {"_of_one_instance": True, "__module__": base.__module__})
+        return super().__new__(own)  # type: ignore[arg-type]
 
     def __init__(self, root: nn.Module | dict[str, Any], graph: Graph,
                  class_name: str = "GraphModule") -> None:  # fmt: skip
@@ -169,23 +164,22 @@ class GraphModule(nn.Module):
         return _LaterCode(self)
 
     def _code_is_stale(self) -> None:
+        cls = type(self)
         with _compiling:
-            cls: Any = type(self)
-            forward, cls.forward = cls.__dict__.get("forward"), _LazyForward(self)
-            if isinstance(forward, types.FunctionType):
-                cls = self._class_of_one()  # torch.compile and TorchScript look at the class
-                cls.forward, cls._code = _LazyForward(self), self._code
-                object.__setattr__(self, "__class__", cls)
+            if type(vars(cls).get("forward")) is not _LazyForward:
+                cls._call_impl = _LazyForward(self, "_call_impl")  # type: ignore[assignment]
+                cls.forward = _LazyForward(self, "forward")  # type: ignore[assignment]
+                cls._edition = _next_number()
 
     def _python_code(self) -> PythonCode:
         self._compile()
         return self._code
 
-    def _compile(self, cls: Any = None) -> Any:
+    def _compile(self) -> Any:
         """Return the plain function `forward`; write and compile it if it is stale."""
         with _compiling:
-            cls, graph = cls or type(self), self._graph
-            function = cls.__dict__.get("forward")
+            cls, graph = type(self), self._graph
+            function = vars(cls).get("forward")
             if function is not None and type(function) is not _LazyForward:
                 return function
             version = graph.version
@@ -193,12 +187,15 @@ class GraphModule(nn.Module):
             self.__dict__.update(graph._codegen.module_fields())
             function = _run_source(code, graph._codegen._func_name)
             cls._code, cls.forward = code, function
+            del cls._call_impl
             graph._compiled = graph._watched = True
             if graph.version != version:
                 self._code_is_stale()
             return function
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        if self._edition < 0:  # never; but so torch.compile, where it traces a call, guards on it
+            raise AssertionError
         try:
             return super()._call_impl(*args, **kwargs)  # pyright: ignore - torch has no types here
         except Exception as error:
@@ -354,7 +351,7 @@ class GraphModule(nn.Module):
 # torch.compile is to see the generated function, whose code is one edition's of one module, and not
 # this call, which all share; and nothing of what compiles that function.
 _skip, _go_on = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-for _function, _inside in ((GraphModule._call_impl, _go_on), (_LazyForward._fxlab_compile, _skip)):
+for _function, _inside in ((GraphModule._call_impl, _go_on), (_LazyForward.__get__, _skip)):
     _strategy = eval_frame._FrameExecStrategy(_skip, _inside)
     eval_frame.set_code_exec_strategy(_function.__code__, _strategy)
 
