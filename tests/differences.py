@@ -77,12 +77,10 @@ DIFFERENCES: tuple[Difference, ...] = (
         "what is lost is said",
         "text of a Proxy as a key or in a comparison, `isinstance`, `match`, `x.__class__`, "
         "`type(x)`, `callable(x)`, `hasattr`, `x.grad_fn is None`, `x is None` for an optional "
-        "input, `x.dtype is torch.float32`, a random constant, a Proxy stored on the model or in a "
-        "global: silently baked",
-        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is`, `type` and "
-        "`callable` ask no method of a Proxy: while tracing, functions that the program's code "
-        "names run from their source with calls in the place of such questions; of code without a "
-        "source, only parameters of the traced function and of forwards are read",
+        "input, a random constant, a Proxy stored on the model or in a global: silently baked",
+        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is None`, "
+        "`type` and `callable` ask no method of a Proxy: they are read from the code of the traced "
+        "function and of forwards, for their parameters only",
         "a trace must not change meaning without a word",
     ),
     Difference(

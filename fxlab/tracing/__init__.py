@@ -5,10 +5,9 @@ section 4.1) does without: `known.py` answers what Python insists on knowing fro
 example inputs, `advice.py` tells the ways out when it can't, `switches.py` gets regions, global
 switches and the training flag into the graph, `factories.py` the tensors that a program makes for
 itself, `losses.py` says what did not get there and puts the user's model back (with `keeping.py`,
-`outside.py`, `asking.py`, `identity.py` for `is` and `type`, and `questions.py`, `telling.py` and
-`bytecode.py`, which read code), `leaves.py` and `pytrees.py` keep calls and structures whole,
-`stars.py` calls what has *args and **kwargs, `check.py` compares the result with the original. This
-import hangs them into every trace.
+`outside.py`, `asking.py`, and `questions.py`, which reads code), `leaves.py` and `pytrees.py` keep
+calls and structures whole, `stars.py` calls what has *args and **kwargs, `check.py` compares the
+result with the original. This import hangs them into every trace.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import ast
 import functools
 import linecache
 import logging
-import operator
 import re
 import types
 import warnings
@@ -23,10 +22,8 @@ import torch
 
 from fxlab.core import proxy as proxies
 from fxlab.core.errors import is_users
-from fxlab.core.node import Node
-from fxlab.core.proxy import TEXT, UNKNOWN, Proxy, doubtful, probes
+from fxlab.core.proxy import TEXT, Proxy, doubtful, probes
 from fxlab.core.tracer import Tracer, TracerBase
-from fxlab.tracing.known import known
 from fxlab.tracing.questions import Facts, expression, is_tested_for_none, opname, value_of
 
 _NUMBERS = (bool, int, float, complex)
@@ -73,7 +70,7 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
                 "with it (a key, a comparison) is fixed in the graph",
             )
     elif name in doubtful:
-        if not tells_itself(frame.f_code) and is_tested_for_none(frame):
+        if is_tested_for_none(frame):
             tracer.warn(
                 "none", f"whether {proxy}.{name} is None was answered for a given one, {_FIXED}"
             )
@@ -229,112 +226,11 @@ def _tells(statement: ast.stmt | None, frame: types.FrameType) -> bool:
     return isinstance(statement, (ast.Raise, ast.Assert))
 
 
-# -- what asks no method -----------------------------------------------------------------------
+# -- questions that are read from the code -----------------------------------------------------
 
 
-def tells_itself(code: types.CodeType) -> bool:
-    """Say whether code was compiled by `identity.py`: a function is one of its constants."""
-    return any(isinstance(constant, types.FunctionType) for constant in code.co_consts)
-
-
-def answer_is(proxy: Proxy, other: Any, frame: types.FrameType) -> bool:
-    """Say whether the value of a Proxy is a given object; no, unless that is known.
-
-    Args:
-        proxy: who is asked.
-        other: the object, or another Proxy.
-        frame: the one that asks.
-    """
-    fields, tracer = proxy.__dict__, proxy.tracer
-    made, node = fields.get("_node", ...), proxy.node
-    ask = _may_be_none(node) if other is None else _may_be(node, other)
-    value, why = known(tracer, node) if ask and other is not None else (UNKNOWN, "")
-    if made is None and not node.users:  # the question alone leaves no Node
-        tracer.graph.erase_node(node)
-        fields["_node"] = None
-    if isinstance(value, _SINGLES):
-        if why:
-            tracer.warn("fixed", f"{proxy} was fixed to {value}, known from {why}")
-        return value is other
-    if ask and not _only_tells(frame):
-        text = f"whether {proxy} is None was answered for a given one, {_FIXED}"
-        if other is not None:
-            what = other if isinstance(other, Proxy) else "another object"
-            text = f"`{proxy} is {what}` was answered for the Proxy, {_FIXED}"
-        elif node.op == "placeholder":
-            text += f": fix it, concrete_args={{{str(node.target)!r}: None}}, or give it no default"
-        tracer.warn("is", text)
-    return False
-
-
-_SINGLES = (bool, torch.dtype, torch.layout, torch.memory_format)
-
-
-def answer_builtin(proxy: Proxy, function: Any, compared: Any, frame: types.FrameType) -> Any:
-    """Answer `type(proxy)` or `callable(proxy)`.
-
-    Args:
-        proxy: who is asked.
-        function: one of the two.
-        compared: the classes with which the type is compared, if that is told.
-        frame: the one that asks.
-    """
-    name = proxy.__dict__.get("attr", "")
-    if function is callable and hasattr(torch.Tensor, name):
-        return callable(getattr(torch.Tensor, name))
-    if not (compared and not _differs(proxy, [*_flat(compared)])) and not _only_tells(frame):
-        what = "the type of a Proxy" if function is type else "true of a Proxy, not of a tensor"
-        text = f"{function.__name__}({proxy}) is {what}, {_FIXED}"
-        proxy.tracer.warn(function.__name__, text)
-    return function(proxy)
-
-
-def _may_be_none(node: Node) -> bool:
-    if node.op == "placeholder":
-        return node.args == (None,)
-    if node.target is getattr:
-        name = node.args[1]
-        return name in doubtful or not hasattr(torch.Tensor, name)
-    return _is_open(node)
-
-
-def _may_be(node: Node, other: Any) -> bool:
-    """Say whether a Node's value may be some object that is not None."""
-    if not isinstance(other, Proxy):
-        return _is_open(node)
-    second = other.node
-    if _is_open(node) and _is_open(second):
-        return True
-    return any(
-        a in b.all_input_nodes and not _is_new(b) for a, b in ((node, second), (second, node))
-    )
-
-
-def _is_new(node: Node) -> bool:
-    """Say whether a Node makes a value of its own: an operator that is not in place."""
-    name = getattr(node.target, "__name__", "i")
-    return getattr(node.target, "__module__", "") == "_operator" and name[0] != "i"
-
-
-def _is_open(node: Node) -> bool:
-    """Say whether a value may be something else than a tensor that this Node makes."""
-    target, first = node.target, node.args[0] if node.args else None
-    if target is operator.getitem and isinstance(first, Node):
-        return _is_open(first)
-    if node.op in ("placeholder", "call_module") or target is getattr:
-        return True
-    if node.op == "call_method":
-        return not hasattr(torch.Tensor, str(target)) or str(target)[:3] in ("is_", "ite")
-    home = str(getattr(target, "__module__", None) or type(target).__module__)
-    ours = home.split(".")[0] in ("torch", "_operator", "builtins", "math")
-    asks = getattr(target, "__name__", "").startswith(("is_", "allclose", "equal"))
-    return node.op == "call_function" and (asks or not ours)
-
-
-def warn_of_code(
-    tracer: Tracer, shown: dict[types.FunctionType, Facts], asked: Iterable[Any]
-) -> None:
-    """Say which questions of code without a source were answered for a Proxy, not for the value.
+def warn_of_code(tracer: Tracer, shown: dict[types.FunctionType, Facts], asked: list[Any]) -> None:
+    """Say which questions of the code were answered for a Proxy, and not for the value.
 
     Args:
         tracer: the one that has traced.
@@ -342,18 +238,29 @@ def warn_of_code(
         asked: The root function and the forwards: those whose parameters are Proxies.
     """
     told = [f for f in asked if f in shown and (shown[f].none or shown[f].builtins)]
-    inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")} if told else {}
+    if not told:
+        return
+    inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")}
+    optional = {name for name, node in inputs.items() if node.args == (None,)}
     for function in told:
         found = shown[function]
-        for name in inputs.keys() & found.none.keys():
-            if inputs[name].args == (None,):
-                tracer.warn(
-                    "none",
-                    f"whether {name} is None was answered for a given {name}, {_FIXED} although "
-                    f"its default is None: fix it, concrete_args={{{name!r}: None}}",
-                    found.none[name],
-                )
+        for name in optional & found.none.keys():
+            tracer.warn(
+                "none",
+                f"whether {name} is None was answered for a given {name}, and that answer is fixed "
+                f"in the graph although its default is None: fix it, concrete_args={{{name!r}: "
+                "None}, or give the parameter no default",
+                found.none[name],
+            )
         for (builtin, name), place in found.builtins.items():
-            if function is not tracer.root_function or name in inputs:
-                text = f"{builtin}({name}) is that of a Proxy while tracing, {_FIXED}"
-                tracer.warn(builtin, text, place)
+            if function is tracer.root_function and name not in inputs:
+                continue
+            text = (
+                "the type of a Proxy" if builtin == "type" else "true of a Proxy, not of a tensor"
+            )
+            tracer.warn(
+                builtin,
+                f"{builtin}({name}) is {text} while tracing, and what follows from that is "
+                "fixed in the graph",
+                place,
+            )

@@ -7,7 +7,6 @@ compared and put back afterwards: the user's model is left exactly as it was.
 
 from __future__ import annotations
 
-import collections
 import operator
 import types
 from typing import Any, NamedTuple
@@ -22,10 +21,8 @@ from fxlab.core.state import peek
 from fxlab.core.tracer import Tracer
 
 CONTAINERS = frozenset((dict, list, set))
-_PLAIN = frozenset((bool, int, float, str, type(None), collections.OrderedDict, torch.dtype))
-_NOT_CALLED = _PLAIN | {torch.Tensor}
-_OWN = frozenset(vars(Module()))
-_OWN_PARTS = sum(type(v) not in _PLAIN for v in vars(Module()).values())
+_USED = frozenset((types.FunctionType, torch.Generator))
+_KEPT = CONTAINERS | _USED | {torch.Tensor}
 _MISSING = object()
 _setattr, _delattr = (
     types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
@@ -42,7 +39,7 @@ class Kept(NamedTuple):
         fields: Its `__dict__`.
         containers: Each plain dict, list or set in it, with a copy.
         tensors: (name, tensor, its version, a copy) of each that is no parameter and no buffer.
-        others: What else is in it that its code may use or call: functions, objects.
+        others: The functions and generators of random numbers in it, which its code may use.
     """
 
     module: Module
@@ -103,11 +100,11 @@ def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
     paths, kept = tracer._paths(), list[Kept]()
     for module in modules:
         fields = module.__dict__.copy()
-        parts = [v for v in fields.values() if type(v) not in _PLAIN]
+        parts = [v for v in fields.values() if type(v) in _KEPT]
         containers = [(v, v.copy()) for v in parts if type(v) in CONTAINERS]
-        others = () if len(parts) == _OWN_PARTS else fields.items()
+        others = () if len(parts) == len(containers) else fields.items()
         held = [(k, t, t._version, t.clone()) for k, t in others if type(t) is torch.Tensor]
-        used = [v for k, v in others if k not in _OWN and type(v) not in _NOT_CALLED]
+        used = [v for _, v in others if type(v) in _USED]
         kept.append(Kept(module, paths[module], fields, containers, held, used))
     return kept
 

@@ -2,8 +2,8 @@
 
 A graph holds operations on traced values. What the program does besides is not in it; the paper
 leaves that undefined (section 5.6). Around every trace stand here, in turn, `keeping.py` (writes
-into the model), `outside.py` (globals, random numbers), `identity.py` and `asking.py` (questions
-that were answered for a Proxy): each loss becomes a `TraceWarning` with its line.
+into the model), `outside.py` (globals, random numbers) and `asking.py` (questions that were
+answered for a Proxy): each loss becomes a `TraceWarning` with its line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from fxlab.core.capture import watchers
 from fxlab.core.tracer import Tracer
-from fxlab.tracing import asking, identity, keeping
+from fxlab.tracing import asking, keeping
 from fxlab.tracing.outside import Outside
 from fxlab.tracing.questions import reachable
 
@@ -37,17 +37,16 @@ def watch(tracer: Tracer) -> Iterator[None]:
         if kind not in forwards:  # before `keep`: it compiles a GraphModule, which may set fields
             forwards[kind] = inspect.unwrap(getattr(kind, "forward", watch))
     kept = keeping.keep(tracer, modules)
-    held = [(value, type(part.module)) for part in kept for value in part.others]
+    called = [(f, type(part.module)) for part in kept for f in part.others]
     methods = [(forward, kind) for kind, forward in forwards.items()]
-    shown = reachable((tracer.root_function, object), *methods, held=held)
-    outside = Outside(shown, [value for value, _ in held])
+    shown = reachable((tracer.root_function, object), *methods, *called)
+    tracer._notes["asks_is"] = {f: facts.truth for f, facts in shown.items() if facts.truth}
+    outside = Outside(shown, [used for part in kept for used in part.others])
     tracer._notes["generators"] = list(outside.generators)
     try:
-        with identity.watched(shown) as told:
-            yield
+        yield
         outside.warn_of_draws(tracer)
-        asked = {tracer.root_function, *forwards.values()} - told
-        asking.warn_of_code(tracer, shown, asked)
+        asking.warn_of_code(tracer, shown, [tracer.root_function, *forwards.values()])
     finally:
         keeping.put_back(tracer, kept)
         outside.put_back(tracer)

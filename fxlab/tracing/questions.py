@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import itertools
 import linecache
 import re
-import sys
 import types
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fxlab.core.errors import Frame, is_users
 from fxlab.tracing.bytecode import steps
-from fxlab.tracing.telling import BUILTINS, IDENTITY
 
+BUILTINS = ("type", "callable")
+"""Functions that answer for a Proxy without asking it."""
 _DRAWS = re.compile(
     r"\w*rand\w*|choices?|shuffle|sample|uniform_?|gauss|normal_?|bernoulli_?|\w*dropout\w*|init"
 ).fullmatch
@@ -36,8 +35,8 @@ class Facts:
 
     Attributes:
         none: Parameter -> the place where it is compared with None.
-        builtins: (one of `telling.BUILTINS`, parameter) -> the place where it is asked of that.
-        asks: Whether it asks by `is` or one of `telling.BUILTINS`, of more than what `self` has.
+        builtins: (one of `BUILTINS`, parameter) -> the place where it is asked of that.
+        truth: Variable -> the place where it is compared with True or False by `is`.
         names: Global names that it reads.
         stored: Global names that it assigns.
         draws: Whether one of the names may draw random numbers.
@@ -46,7 +45,7 @@ class Facts:
 
     none: dict[str, Frame] = field(default_factory=dict)
     builtins: dict[tuple[str, str], Frame] = field(default_factory=dict)
-    asks: bool = False
+    truth: dict[str, Frame] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
     draws: bool = False
@@ -69,7 +68,6 @@ def facts(function: types.FunctionType) -> Facts:
             found.writes |= any(isinstance(c, tuple) and "out" in c for c in code.co_consts)
             _read(code, found)
         found.draws = any(map(_DRAWS, found.names))
-        found.asks |= not found.names.isdisjoint((*BUILTINS, *IDENTITY))
         found.writes |= any(name[-1] == "_" != name[-2:-1] for name in found.names)
     return found
 
@@ -77,8 +75,8 @@ def facts(function: types.FunctionType) -> Facts:
 def _read(code: types.CodeType, found: Facts) -> None:
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     last: Any = ""
-    before, known = "", steps(code)
-    for i, (name, value, line, _) in enumerate(known):
+    before = ""
+    for name, value, line, _ in steps(code):
         place = (code.co_filename, line, code.co_name)
         found.writes |= name in _WRITES or (name == "BINARY_OP" and value.endswith("="))
         if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -88,100 +86,53 @@ def _read(code: types.CodeType, found: Facts) -> None:
                 found.builtins.setdefault((last, value), place)
             before, last = value, "variable"
             continue
-        none = name.endswith("NONE")
-        if (none or (name, value) == _LOAD_NONE) and last == "variable" and before in parameters:
-            found.none.setdefault(before, place)
-        if none or name == "IS_OP":
-            start = i - 3 if known[i - 1][:2] == _LOAD_NONE else i - 2
-            # Not an attribute of `self`, which is a module's and holds no Proxy.
-            found.asks |= known[start][:2] != _SELF or known[start + 1].opname != "LOAD_ATTR"
+        elif last == "variable" and (name.endswith("NONE") or (name, value) == _LOAD_NONE):
+            if before in parameters:
+                found.none.setdefault(before, place)
+        elif last == "variable" and name == "LOAD_CONST" and (value is True or value is False):
+            last = "truth"
+            continue
+        elif last == "truth" and name == "IS_OP":
+            found.truth.setdefault(before, place)
         last = value if name.startswith("LOAD_GLOBAL") and value in BUILTINS else ""
 
 
 _LOAD_NONE = ("LOAD_CONST", None)
-_SELF = ("LOAD_FAST", "self")
 _WRITES = frozenset((
     "STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_SUBSCR",
     *(f"INPLACE_{name}" for name in "ADD SUBTRACT MULTIPLY TRUE_DIVIDE FLOOR_DIVIDE MODULO POWER "
       "MATRIX_MULTIPLY LSHIFT RSHIFT AND OR XOR".split())))  # fmt: skip
 
 
-def reachable(
-    *functions: tuple[Any, type], held: Sequence[tuple[Any, type]] = ()
-) -> dict[types.FunctionType, Facts]:
+def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
     """Return users' functions, and those of users' files that their code may call by name.
 
-    That is: what a global, a module's global or a closure holds, also in a container or a partial,
-    and methods of a class.
+    That is: what a global, a module's global or a closure holds, and methods of a class.
 
     Args:
         functions: Functions, each with the class whose methods it may call.
-        held: What modules hold, each with the class of the module: they may call it.
     """
-    plain = [(value, owner) for value, owner in held if isinstance(value, types.FunctionType)]
-    todo, found = [*functions, *plain], dict[types.FunctionType, Facts]()
-    if len(plain) < len(held):
-        names = {name for f, _ in todo if _is_read(f) for name in facts(f).names}
-        for value, _ in held:
-            todo += _called(value, names)
+    todo, found = list(functions), dict[types.FunctionType, Facts]()
     for function, owner in todo:  # grows meanwhile
-        if _is_read(function) and function not in found:
+        if (
+            isinstance(function, types.FunctionType)
+            and function not in found
+            and is_users(function.__code__.co_filename)
+        ):
             shown = found[function] = facts(function)
             names, table = shown.names, function.__globals__
             values = [table[name] for name in names & table.keys()]
             values += contents(function.__closure__ or ())
-            if owner is not object:
-                todo += _methods(owner, names)
-            for value in values:
-                todo += _called(value, names)
+            for value in (owner, *values) if owner is not object else values:
+                if isinstance(value, types.FunctionType):
+                    todo.append((value, object))
+                elif isinstance(value, types.ModuleType):
+                    todo += [(vars(value)[name], object) for name in names & vars(value).keys()]
+                else:
+                    kind: Any = value if isinstance(value, type) else type(value)
+                    methods = (getattr(kind, name, None) for name in (*names, "__call__"))
+                    todo += [(m, kind) for m in methods if isinstance(m, types.FunctionType)]
     return found
-
-
-def _called(value: Any, names: set[str], depth: int = 3) -> list[tuple[Any, type]]:
-    """Return the functions that code with these names may call of a value, with their classes."""
-    if depth == 0:
-        return []
-    if isinstance(value, types.FunctionType):
-        return [(value, object)]
-    if isinstance(value, types.ModuleType):
-        if _is_pythons(value.__name__):
-            return []
-        parts: Iterable[Any] = [vars(value)[name] for name in names & vars(value).keys()]
-    elif isinstance(value, (list, tuple, dict)):
-        parts = itertools.islice(value.values() if isinstance(value, dict) else value, 100)
-    elif isinstance(value, functools.partial):
-        parts = (value.func,)
-    else:
-        kind = value if isinstance(value, type) else type(value)
-        if _is_pythons(kind.__module__):
-            return []
-        own = [vars(k) for k in kind.__mro__ if not _is_pythons(k.__module__)]
-        special = {name for table in own for name in table if name[:2] == "__"}
-        return _methods(kind, names | (special if kind is value else special - _MAKING))
-    return [found for part in parts for found in _called(part, names, depth - 1)]
-
-
-def _is_read(function: Any) -> bool:
-    """Say whether something is a function of a user's file."""
-    return (
-        isinstance(function, types.FunctionType)
-        and is_users(function.__code__.co_filename)
-        and not _is_pythons(function.__module__)
-    )
-
-
-def _is_pythons(module: Any) -> bool:
-    """Say whether a module is Python's or torch's own, by its name."""
-    return str(module).partition(".")[0] in _NOT_USERS
-
-
-_NOT_USERS = sys.stdlib_module_names | {"torch"}
-_MAKING = {"__init__", "__new__", "__post_init__"}
-
-
-def _methods(kind: type, names: Iterable[str]) -> list[tuple[Any, type]]:
-    found = (getattr(kind, name, None) for name in names)
-    return [(getattr(m, "fget", None) or getattr(m, "__func__", m), kind) for m in found]
 
 
 def contents(cells: Iterable[types.CellType]) -> list[Any]:

@@ -9,11 +9,13 @@ become calls, and the training flag becomes a `get_attr` that is read when the g
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
+import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -29,7 +31,6 @@ from fxlab.core.patches import current_tracer
 from fxlab.core.proxy import Proxy
 from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
-from fxlab.tracing.bytecode import steps
 
 _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.no_grad: lambda r: (), torch.enable_grad: lambda r: (),
@@ -240,14 +241,8 @@ class TrainingFlag:
         return Proxy.__torch_function__(func, types, args, kwargs)
 
 
-def fix(value: bool, path: str, frame: Any = None) -> bool:
-    """Return the value of a flag that a user's line makes use of, and say that it is fixed.
-
-    Args:
-        value: of the flag.
-        path: dotted, of the flag.
-        frame: the user's; None if it is one for sure.
-    """
+def _fix(value: bool, path: str, frame: Any = None) -> bool:
+    """Return the value of a flag that a user's line makes use of, and say that it is fixed."""
     tracer = current_tracer()
     while frame is not None and frame.f_code.co_filename == patches.__file__:
         frame = frame.f_back  # what stands in for a function that may be recorded
@@ -263,7 +258,7 @@ def _plain(values: Any, by_whom: int | None = 2) -> Any:
         return values
     frame = None if by_whom is None else sys._getframe(by_whom)
     return pytree.tree_map(
-        lambda v: fix(v.value, v.path, frame) if type(v) is TrainingFlag else v, values
+        lambda v: _fix(v.value, v.path, frame) if type(v) is TrainingFlag else v, values
     )
 
 
@@ -278,7 +273,7 @@ def _asking(name: str) -> Callable[..., Any]:
     def asked(flag: TrainingFlag, *args: Any) -> Any:
         if any(isinstance(a, (Proxy, torch.Tensor)) for a in args):
             return NotImplemented  # it is theirs to do, and recorded
-        value = fix(flag.value, flag.path, sys._getframe(1))
+        value = _fix(flag.value, flag.path, sys._getframe(1))
         return plain(value, *_plain(args)) if name not in _BINARY else _BINARY[name](value, *args)
 
     return asked
@@ -303,15 +298,15 @@ def _is_asked(code: types.CodeType, at: int) -> bool:
 
     A variable that it goes to first counts, too: its name is looked for in all of the code.
     """
-    known = steps(code)
-    after = next((i for i, step in enumerate(known) if step.offset > at), len(known))
-    if known[after : after + 1] and known[after].opname.startswith("STORE_"):
-        name = known[after].argval
-        loads = [i for i, s in enumerate(known) if s.argval == name and "LOAD_" in s.opname]
-        return any("IS_OP" in (s.opname for s in known[i + 1 : i + 3]) for i in loads)
-    if "type" in [s.argval for s in known[max(0, after - 4) : max(0, after - 1)]]:
+    steps = [s for s in dis.get_instructions(code) if s.opname != "CACHE"]
+    after = [i for i, step in enumerate(steps) if step.offset > at][:1]
+    if after and steps[after[0]].opname.startswith("STORE_"):
+        name = steps[after[0]].argval
+        loads = [i for i, s in enumerate(steps) if s.argval == name and "LOAD_" in s.opname]
+        return any("IS_OP" in (s.opname for s in steps[i + 1 : i + 3]) for i in loads)
+    if after and "type" in [s.argval for s in steps[max(0, after[0] - 4) : after[0] - 1]]:
         return True  # type(self.training)
-    for step in known[after : after + 2]:
+    for step in steps[after[0] :][:2] if after else ():
         if "JUMP" in step.opname or step.opname in ("IS_OP", "UNARY_NOT", "TO_BOOL"):
             return True
         if not step.opname.startswith("LOAD_"):
@@ -375,10 +370,13 @@ def _get_training(mod: Module) -> Any:
         return value
     path, frame = f"{path}.training" if path else "training", sys._getframe(1)
     if tracer._notes.get("no flags"):
-        return fix(value, path)
+        return _fix(value, path)
     if _is_asked(frame.f_code, frame.f_lasti):  # `is` asks no method
-        return fix(value, path, frame)
+        return _fix(value, path, frame)
     tracer._notes["flags"] = True
+    for function, names in tracer._notes.pop("asks_is", {}).items():
+        code = patches._hand_over(_with_bools(function, names), function.__code__)
+        patches._set(function, "__code__", code)
     return TrainingFlag(value, path)
 
 
@@ -391,6 +389,37 @@ def _without_flags(tracer: Tracer, error: Exception) -> bool:
     wanted = isinstance(cause, (TypeError, AttributeError)) and not isinstance(cause, FxlabError)
     tracer.__dict__["_no_flags"] = again = wanted and "flags" in tracer._notes
     return again
+
+
+def _with_bools(function: types.FunctionType, names: Iterable[str]) -> Callable[..., Any]:
+    """Return a stand-in for a function that asks `is True`: what it asks, it gets as a bool.
+
+    Args:
+        function: a user's.
+        names: the variables that it compares; one that is no parameter may hold any of them.
+    """
+    original = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    signature = inspect.signature(original)
+    asked = signature.parameters.keys()
+    asked = set(names) if asked >= set(names) else set(asked)
+
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if current_tracer() is None or not _holds_flag((args, kwargs)):
+            return original(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        for name in asked & given.arguments.keys():
+            given.arguments[name] = _plain(given.arguments[name], None)
+        return original(*given.args, **given.kwargs)
+
+    return stand_in
 
 
 def _set_training(mod: Module, value: Any) -> None:
