@@ -71,8 +71,18 @@ def describe(x):
     return f"{x.dtype}"
 
 
-CLASS, NONE, TEXT, NAME = (
+def dtype_by_a_variable(m, x):
+    kind = x.dtype
+    return x * 2 if kind is torch.float32 else x
+
+
+def is_strided(x):
+    return x.layout is torch.strided
+
+
+CLASS, SINGLE, NONE, TEXT, NAME = (
     "answers for the Proxy, not for the value",
+    "as a Proxy",
     "is None was answered for a given one",
     "is not the text of the value",
     "is true for a Proxy and false for a tensor",
@@ -90,6 +100,11 @@ ASKED = {
     "grad_fn": (lambda m, x: x * 2 if x.grad_fn is None else x * 3, NONE),
     "grad by getattr": (lambda m, x: x * 2 if getattr(x, "grad", 1) is None else x, NONE),
     "grad by a variable": (gradient_by_a_variable, NONE),
+    "a dtype by is": (lambda m, x: x * 2 if x.dtype is torch.float32 else x, SINGLE),
+    "a dtype by is, turned": (lambda m, x: x if torch.float32 is not x.dtype else x * 2, SINGLE),
+    "a dtype by a variable": (dtype_by_a_variable, SINGLE),
+    "a flag by is": (lambda m, x: x * 2 if x.is_cuda is False else x, SINGLE),
+    "a layout in a helper": (lambda m, x: x * 2 if is_strided(x) else x, SINGLE),
     "a key": (text_as_a_key, TEXT),
     "a key by a variable": (text_by_a_variable, TEXT),
     "a comparison": (lambda m, x: x if str(x.dtype) == "torch.float32" else x * 2, TEXT),
@@ -118,6 +133,21 @@ def test_a_question_that_a_proxy_answers_for_itself_is_a_warning_with_its_line(n
 def test_callable_of_an_input_is_a_warning():
     with pytest.warns(TraceWarning, match=r"callable\(x\) is true of a Proxy"):
         fxlab.symbolic_trace(lambda x: x * 2 if callable(x) else x)
+
+
+def compares_and_hands_on(m, x):
+    y = torch.zeros(3, dtype=x.dtype, device=x.device, requires_grad=X.requires_grad is True)
+    kind = x.dtype
+    return (x + y).to(kind) if kind == torch.float32 else x
+
+
+def test_a_dtype_that_is_handed_on_or_compared_by_value_is_no_warning():
+    model = Model(compares_and_hands_on)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TraceWarning)
+        warnings.filterwarnings("ignore", ".*known from example inputs", TraceWarning)
+        gm = fxlab.symbolic_trace(model, example_inputs=(X,))
+    assert torch.equal(gm(X), model(X))
 
 
 def only_tells(m, x):

@@ -24,12 +24,24 @@ from fxlab.core import proxy as proxies
 from fxlab.core.errors import is_users
 from fxlab.core.proxy import TEXT, Proxy, doubtful, probes
 from fxlab.core.tracer import Tracer, TracerBase
-from fxlab.tracing.questions import Facts, expression, is_tested_for_none, opname, value_of
+from fxlab.tracing.questions import (
+    Facts,
+    expression,
+    is_identified,
+    is_tested_for_none,
+    opname,
+    value_of,
+)
 
 _NUMBERS = (bool, int, float, complex)
 _OF_A_PROXY = (torch.fx.Proxy, Proxy)
 _CLASS_NAMES = re.compile("Tensor|int|float|bool|Number|complex|Size|tuple")
 _FIXED = "and that answer is fixed in the graph"
+
+
+_SINGLES = (bool, torch.dtype, torch.layout)
+_single: set[str] = set()
+"""Attributes of a tensor whose value there is once, so that one may ask for it by `is`."""
 
 
 def install() -> None:
@@ -39,8 +51,10 @@ def install() -> None:
         tensor = torch.empty(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            names = [name for name in dir(tensor) if name[:2] != "__"]
-            doubtful.update(name for name in names if _or_else(tensor, name) is None)
+            found = {name: _or_else(tensor, name) for name in dir(tensor) if name[:2] != "__"}
+        doubtful.update(name for name, value in found.items() if value is None)
+        _single.update(name for name, value in found.items() if isinstance(value, _SINGLES))
+        doubtful.update(_single)
 
 
 def _or_else(tensor: torch.Tensor, name: str) -> Any:
@@ -56,8 +70,8 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
     Args:
         tracer: the one that traces.
         proxy: who is asked.
-        name: of an attribute that no tensor has, or that may be None; "" if its class is asked
-            for, `TEXT` if its text is.
+        name: of an attribute that no tensor has, that may be None, or that `is` may be asked of;
+            "" if its class is asked for, `TEXT` if its text is.
         frame: the one that asks.
     """
     if name == TEXT:
@@ -68,6 +82,13 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
                 "text",
                 "text made from a Proxy is not the text of the value, and what the program does "
                 "with it (a key, a comparison) is fixed in the graph",
+            )
+    elif name in _single:
+        if is_identified(frame):
+            tracer.warn(
+                "is",
+                f"`is` compared {proxy}.{name} as a Proxy, {_FIXED}: compare by == (with example "
+                "inputs it is answered)",
             )
     elif name in doubtful:
         if is_tested_for_none(frame):

@@ -15,12 +15,12 @@ import linecache
 import re
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from fxlab.core.errors import Frame, is_users
-from fxlab.tracing.bytecode import steps
+from fxlab.tracing.bytecode import Step, steps
 
 BUILTINS = ("type", "callable")
 """Functions that answer for a Proxy without asking it."""
@@ -150,19 +150,35 @@ def opname(frame: types.FrameType) -> str:
     return next((s.opname for s in steps(frame.f_code) if s.offset == at), "")
 
 
-def is_tested_for_none(frame: types.FrameType) -> bool:
-    """Say whether what a frame reads just now is next compared with None.
+def _after(frame: types.FrameType) -> Iterator[tuple[Step, ...]]:
+    """Yield the steps that follow what a frame reads just now.
 
     A variable that it goes to first counts, too: its name is looked for in all of the code.
     """
     code, at = steps(frame.f_code), frame.f_lasti
     after = next((i for i, step in enumerate(code) if step.offset > at), len(code))
-    tests = [*code[after : after + 1]]
-    if tests and tests[0].opname.startswith("STORE_"):
-        name = tests[0].argval
-        loads = [i for i, s in enumerate(code) if s.argval == name and "LOAD_" in s.opname]
-        tests = [s for i in loads for s in code[i + 1 : i + 2]]
-    return any(s.opname.endswith("NONE") or (s.opname, s.argval) == _LOAD_NONE for s in tests)
+    step = code[after] if after < len(code) else None
+    if step is None or not step.opname.startswith("STORE_"):
+        yield code[after : after + 6]
+        return
+    for i, other in enumerate(code):
+        if other.argval == step.argval and "LOAD_" in other.opname:
+            yield code[i + 1 : i + 7]
+
+
+def is_tested_for_none(frame: types.FrameType) -> bool:
+    """Say whether what a frame reads just now is next compared with None."""
+    return any(
+        s.opname.endswith("NONE") or s[:2] == _LOAD_NONE for rest in _after(frame) for s in rest[:1]
+    )
+
+
+_DOTTED_NAME_IS = re.compile(r"(LOAD_(?!ATTR|METHOD)\w+ (LOAD_ATTR )*)?IS_OP\b").match
+
+
+def is_identified(frame: types.FrameType) -> bool:
+    """Say whether what a frame reads just now is next compared by `is`, with a name."""
+    return any(_DOTTED_NAME_IS(" ".join(s.opname for s in rest)) for rest in _after(frame))
 
 
 def expression(frame: types.FrameType) -> ast.expr | None:
