@@ -170,8 +170,8 @@ def _softmax_like(op: str, negate: bool = False) -> Callable[..., Any]:
     ) -> Any:
         if dim is None:
             dim = 0 if input.dim() in (0, 1, 3) else 1
-        x = ctx.cast(input, ctx.out.dtype)
-        x = ctx.op("Neg", x) if negate else x
+        x = ctx.op("Neg", input) if negate else input
+        x = ctx.cast(x, ctx.out.dtype)
         return ctx.op(op, x, axis=axis_of(dim, input.dim()))
 
     return convert

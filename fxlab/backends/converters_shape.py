@@ -466,8 +466,9 @@ def diff(
     parts = [x for x in (prepend, input, append) if x is not None]
     input = torch.cat(parts, axis) if len(parts) > 1 else input
     for _ in range(n):
-        later = slice_axes(ctx, input, [(axis, 1, END, 1)])
-        input = ctx.op("Sub", later, slice_axes(ctx, input, [(axis, 0, -1, 1)]))
+        lead = (slice(None),) * axis
+        later, earlier = input[(*lead, slice(1, None))], input[(*lead, slice(None, -1))]
+        input = later ^ earlier if later.dtype is torch.bool else later - earlier
     return input
 
 

@@ -351,7 +351,9 @@ def lower(
 
     Returns:
         A GraphModule. ``meta["reports"]["lower"]`` has the parts, the nodes left and why, and the
-        seconds that building took; an engine's ONNX model is ``gm.device_0.onnx_model``.
+        seconds that building took; an engine's ONNX model is ``gm.device_0.onnx_model``. Each engine
+        is run once on the example inputs: what it refuses, or returns in another shape or dtype
+        than eager, is left to PyTorch like the rest.
 
     Raises:
         LoweringError: runtime or precision missing; train mode; with `strict`, the first node that
