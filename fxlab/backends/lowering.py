@@ -351,8 +351,8 @@ def lower(
 
     Returns:
         A GraphModule. ``meta["reports"]["lower"]`` has the parts, the nodes left and why, and the
-        seconds that building took; an engine's ONNX model is ``gm.device_0.onnx_model``. Each engine
-        is run once on the example inputs: what it refuses, or returns in another shape or dtype
+        seconds that building took; an engine's ONNX model is ``gm.device_0.onnx_model``. Engines
+        are run once on the example inputs: what one refuses, or returns in another shape or dtype
         than eager, is left to PyTorch like the rest.
 
     Raises:
