@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import copy
 import json
 import math
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor as T
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxlab
 from fxlab import TraceWarning
@@ -294,3 +296,115 @@ def test_a_graph_module_that_draws_from_a_generator_can_be_copied_and_pickled():
     gm, _ = warnings_of(Model(lambda m, x: x + torch.rand(3, generator=m.generator)))
     for again in (copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))):
         assert again(X).shape == (3,)
+
+
+# -- states of torch, modes, and calls that are more than a forward ------------------------------
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+STATES = {
+    "is_grad_enabled": (lambda m, x: x * 2 if torch.is_grad_enabled() else x, torch.no_grad),
+    "is_inference_mode_enabled": (
+        lambda m, x: x * int(torch.is_inference_mode_enabled()),
+        torch.inference_mode,
+    ),
+    "is_autocast_enabled": (
+        lambda m, x: x * 2 if torch.is_autocast_enabled("cpu") else x,
+        lambda: torch.autocast("cpu"),
+    ),
+    "are_deterministic_algorithms_enabled": (
+        lambda m, x: x * 2 if torch.are_deterministic_algorithms_enabled() else x,
+        deterministic,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_switch_that_is_asked_while_tracing_is_a_warning(name):
+    function, region = STATES[name]
+    m = Model(function)
+    gm, told = warnings_of(m)
+    assert len(told) == 1 and f"torch.{name}() was asked" in told[0] and "test_silent" in told[0]
+    with region():
+        assert not torch.equal(gm(X), m(X))
+    assert getattr(torch, name).__module__ != "fxlab.tracing.switches"
+
+
+def test_a_switch_that_is_asked_in_a_region_of_the_program_is_none():
+    def inside(m, x):
+        with torch.no_grad():
+            return x * 2 if torch.is_grad_enabled() else x * 3
+
+    gm, told = warnings_of(Model(inside))
+    assert told == [] and torch.equal(gm(X), X * 3)
+
+
+class Multiplies(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.add.Tensor:
+            func = torch.ops.aten.mul.Tensor
+        return func(*args, **(kwargs or {}))
+
+
+def in_a_dispatch_mode(m, x):
+    with Multiplies():
+        return torch.add(x, 5)
+
+
+def test_a_dispatch_mode_of_the_program_is_a_warning():
+    gm, told = warnings_of(Model(in_a_dispatch_mode))
+    assert len(told) == 1 and "a Multiplies sees what is done with tensors" in told[0]
+    assert not torch.equal(gm(X), in_a_dispatch_mode(None, X))
+
+
+def in_eval_mode(m, x):
+    m.part.eval()
+    y = m.part(x)
+    m.part.train()
+    return y
+
+
+def test_a_mode_that_the_program_changes_for_a_while_is_a_warning():
+    m = Model(in_eval_mode)
+    m.part = nn.Dropout(1.0)
+    gm, told = warnings_of(m)
+    assert len(told) == 1 and "changes the mode of part" in told[0] and "eval()" in told[0]
+    assert torch.equal(m(X), X) and not torch.equal(gm(X), X)
+
+
+class Calls(nn.Module):
+    def __call__(self, x):
+        return super().__call__(x) * 5
+
+    def forward(self, x):
+        return x + 1
+
+
+def test_a_call_of_its_own_or_a_forward_that_is_an_attribute_is_a_warning_on_the_root_only():
+    gm, told = warnings_of(Calls())
+    assert len(told) == 1 and "a __call__ of its own" in told[0] and torch.equal(gm(X), X + 1)
+    m = Part()
+    m.forward = lambda x: x * 7
+    gm, told = warnings_of(m)
+    assert len(told) == 1 and "an attribute forward" in told[0] and torch.equal(gm(X), X)
+    for part in (m, Calls()):
+        gm, told = warnings_of(nn.Sequential(part))
+        assert told == [] and torch.equal(gm(X), part(X))
+
+
+class Part(nn.Module):
+    def forward(self, x):
+        return x
+
+
+def test_the_class_of_tensors_of_one_dtype_is_a_class_that_a_value_may_have():
+    _, told = warnings_of(Model(lambda m, x: x * 2 if isinstance(x, torch.LongTensor) else x))
+    assert len(told) == 1 and CLASS in told[0]

@@ -158,6 +158,8 @@ def _flat(kinds: Any) -> Iterable[Any]:
     if isinstance(kinds, tuple):
         for kind in kinds:
             yield from _flat(kind)
+    elif isinstance(kinds, type(torch.LongTensor)):  # what only tensors of one dtype are
+        yield torch.Tensor
     elif isinstance(kinds, type):
         yield kinds
     else:  # a union of types

@@ -13,7 +13,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from torch.nn import Module
+
 from fxlab.core.capture import watchers
+from fxlab.core.errors import is_users
 from fxlab.core.tracer import Tracer
 from fxlab.tracing import asking, keeping
 from fxlab.tracing.outside import Outside
@@ -47,6 +50,30 @@ def watch(tracer: Tracer) -> Iterator[None]:
         yield
         outside.warn_of_draws(tracer)
         asking.warn_of_code(tracer, shown, [tracer.root_function, *forwards.values()])
+        _warn_of_root(tracer)
     finally:
         keeping.put_back(tracer, kept)
         outside.put_back(tracer)
+
+
+def _warn_of_root(tracer: Tracer) -> None:
+    """Say what of a call of the model is not in its class's forward, of which the graph is."""
+    root: Any = tracer.root
+    call, own = type(root).__call__, vars(root).get("forward")
+    if call is not Module.__call__ and is_users(getattr(call, "__code__", _CODE).co_filename):
+        tracer.warn(
+            "call",
+            f"{type(root).__name__} has a __call__ of its own, and the graph has only its forward: "
+            "trace a module that holds it",
+            keeping.first_line(call),
+        )
+    if own is not None:
+        tracer.warn(
+            "forward",
+            f"the {type(root).__name__} has an attribute forward, and the graph is that of its "
+            "class: trace the attribute, or a module that holds the model",
+            keeping.first_line(own),
+        )
+
+
+_CODE = Module.__call__.__code__

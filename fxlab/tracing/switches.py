@@ -9,7 +9,6 @@ become calls, and the training flag becomes a `get_attr` that is read when the g
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import inspect
 import operator
@@ -21,16 +20,18 @@ from typing import Any, cast
 import torch
 from torch.nn import Module
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxlab.core import patches
 from fxlab.core.capture import Calls, watchers
-from fxlab.core.errors import FxlabError, is_users
+from fxlab.core.errors import FxlabError, call_site, is_users
 from fxlab.core.graph import Graph, _enter_region, _exit_region
 from fxlab.core.node import Node
 from fxlab.core.patches import current_tracer
 from fxlab.core.proxy import Proxy
 from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
+from fxlab.tracing.bytecode import steps
 
 _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.no_grad: lambda r: (), torch.enable_grad: lambda r: (),
@@ -49,6 +50,12 @@ _RECORDED: list[Any] = [
     torch.cuda.manual_seed_all, torch.use_deterministic_algorithms, torch.set_num_threads,
     torch.set_float32_matmul_precision, torch.set_flush_denormal,
 ]  # fmt: skip
+_ASKED: list[Any] = [
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
+    torch.get_default_dtype, torch.get_autocast_dtype, torch.are_deterministic_algorithms_enabled,
+]  # fmt: skip
+"""What tells the state of a switch now, and not when the graph runs."""
+_enter_mode = TorchDispatchMode.__enter__
 for _function in (*_SWITCHES, *_RECORDED):
     has_side_effect(_function)
 
@@ -74,11 +81,10 @@ def _install() -> None:
     patches._set(torch.set_grad_enabled, "__init__", _with_plain(init))
     for kind in (torch.autocast, torch.inference_mode):
         patches._set(kind, "__init__", _with_plain(kind.__init__))
-    stand_ins = {name: _taking_flags(f) for name, f in _TAKE_FLAGS.items()}
-    patches.replace(torch.__dict__, stand_ins)
-    patches.replace(
-        cast(Any, vars)(torch._VF), stand_ins
-    )  # torch.nn.functional's way to some of them
+    patches._set(TorchDispatchMode, "__enter__", _noting(_enter_mode, _dispatching))
+    patches.replace(torch.__dict__, {**_FLAG_TAKERS, **_TOLD})
+    # torch.nn.functional's way to some of them
+    patches.replace(cast(Any, vars)(torch._VF), _FLAG_TAKERS)
     for kind in _REGIONS:
         patches._set(kind, "__enter__", _noting(kind.__enter__, _entered))
         patches._set(kind, "__exit__", _noting(kind.__exit__, _left))
@@ -94,6 +100,7 @@ def watch(tracer: Tracer) -> Iterator[None]:
         yield
         if "regions" in tracer._notes:
             _erase_empty_regions(tracer.graph)
+        _warn_of_modes(tracer)
     finally:
         torch._C._set_grad_enabled(grad)
         if torch.get_default_dtype() != dtype:
@@ -198,6 +205,17 @@ def _entered(tracer: Any, original: Any, region: Any) -> None:
     tracer._notes.setdefault("regions", []).append((region, made.node))
 
 
+def _state_asked(tracer: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    if not tracer._notes.get("regions"):  # inside one of the program's own it is known
+        tracer.warn("switch", f"torch.{original.__name__}() was asked while tracing, and that "
+                    "answer is fixed in the graph")  # fmt: skip
+
+
+def _dispatching(tracer: Any, original: Any, mode: Any) -> None:
+    tracer.warn("dispatch", f"a {type(mode).__name__} sees what is done with tensors, and not what "
+                "is recorded: the graph runs without it")  # fmt: skip
+
+
 def _left(tracer: Any, original: Any, region: Any, *exc: Any) -> None:
     open_now = tracer._notes.get("regions")
     if open_now and open_now[-1][0] is region:
@@ -298,15 +316,15 @@ def _is_asked(code: types.CodeType, at: int) -> bool:
 
     A variable that it goes to first counts, too: its name is looked for in all of the code.
     """
-    steps = [s for s in dis.get_instructions(code) if s.opname != "CACHE"]
-    after = [i for i, step in enumerate(steps) if step.offset > at][:1]
-    if after and steps[after[0]].opname.startswith("STORE_"):
-        name = steps[after[0]].argval
-        loads = [i for i, s in enumerate(steps) if s.argval == name and "LOAD_" in s.opname]
-        return any("IS_OP" in (s.opname for s in steps[i + 1 : i + 3]) for i in loads)
-    if after and "type" in [s.argval for s in steps[max(0, after[0] - 4) : after[0] - 1]]:
+    known = steps(code)
+    after = next((i for i, step in enumerate(known) if step.offset > at), len(known))
+    if known[after : after + 1] and known[after].opname.startswith("STORE_"):
+        name = known[after].argval
+        loads = [i for i, s in enumerate(known) if s.argval == name and "LOAD_" in s.opname]
+        return any("IS_OP" in (s.opname for s in known[i + 1 : i + 3]) for i in loads)
+    if "type" in [s.argval for s in known[max(0, after - 4) : max(0, after - 1)]]:
         return True  # type(self.training)
-    for step in steps[after[0] :][:2] if after else ():
+    for step in known[after : after + 2]:
         if "JUMP" in step.opname or step.opname in ("IS_OP", "UNARY_NOT", "TO_BOOL"):
             return True
         if not step.opname.startswith("LOAD_"):
@@ -342,6 +360,10 @@ _TAKE_FLAGS = {
     ).split()
     if hasattr(torch, name)
 }
+
+
+_FLAG_TAKERS = {name: _taking_flags(function) for name, function in _TAKE_FLAGS.items()}
+_TOLD = {function.__name__: _noting(function, _state_asked) for function in _ASKED}
 
 
 @functools.cache
@@ -423,7 +445,20 @@ def _with_bools(function: types.FunctionType, names: Iterable[str]) -> Callable[
 
 
 def _set_training(mod: Module, value: Any) -> None:
-    mod.__dict__["training"] = value.value if type(value) is TrainingFlag else value
+    fields, tracer = mod.__dict__, current_tracer()
+    new, old = value.value if type(value) is TrainingFlag else value, fields.get("training", value)
+    fields["training"] = new
+    if tracer is not None and new is not old:
+        tracer._notes.setdefault("modes", {}).setdefault(mod, (old, call_site(1, True)))
+
+
+def _warn_of_modes(tracer: Tracer) -> None:
+    """Say whose mode the program changes and puts back; what it leaves changed is told as state."""
+    for module, (old, where) in tracer._notes.get("modes", {}).items():
+        path = tracer._paths().get(module)
+        if path is not None and where and module.__dict__.get("training") is old:
+            tracer.warn("mode", f"the program changes the mode of {path or 'the model'} by train() "
+                        "or eval() and puts it back: the graph does neither", where[0])  # fmt: skip
 
 
 _PLAIN_CODE = _with_plain(watch).__code__
