@@ -55,7 +55,8 @@ _ASKED: list[Any] = [
     torch.get_default_dtype, torch.get_autocast_dtype, torch.are_deterministic_algorithms_enabled,
 ]  # fmt: skip
 """What tells the state of a switch now, and not when the graph runs."""
-_enter_mode = TorchDispatchMode.__enter__
+_enter_code = TorchDispatchMode.__enter__.__code__
+_enter = types.FunctionType(_enter_code, TorchDispatchMode.__enter__.__globals__)
 for _function in (*_SWITCHES, *_RECORDED):
     has_side_effect(_function)
 
@@ -81,8 +82,9 @@ def _install() -> None:
     patches._set(torch.set_grad_enabled, "__init__", _with_plain(init))
     for kind in (torch.autocast, torch.inference_mode):
         patches._set(kind, "__init__", _with_plain(kind.__init__))
-    patches._set(TorchDispatchMode, "__enter__", _noting(_enter_mode, _dispatching))
-    patches.replace(torch.__dict__, {**_FLAG_TAKERS, **_TOLD})
+    code = patches._hand_over(_mode_entered, _enter_code)
+    patches._set(TorchDispatchMode.__enter__, "__code__", code)
+    patches.replace(torch.__dict__, _STAND_INS)
     # torch.nn.functional's way to some of them
     patches.replace(cast(Any, vars)(torch._VF), _FLAG_TAKERS)
     for kind in _REGIONS:
@@ -211,9 +213,12 @@ def _state_asked(tracer: Any, original: Any, *args: Any, **kwargs: Any) -> None:
                     "answer is fixed in the graph")  # fmt: skip
 
 
-def _dispatching(tracer: Any, original: Any, mode: Any) -> None:
-    tracer.warn("dispatch", f"a {type(mode).__name__} sees what is done with tensors, and not what "
-                "is recorded: the graph runs without it")  # fmt: skip
+def _mode_entered(mode: Any) -> Any:
+    tracer = current_tracer()
+    if tracer is not None and _by_user(sys._getframe(2)):
+        tracer.warn("dispatch", f"a {type(mode).__name__} sees what is done with tensors, and not "
+                    "what is recorded: the graph runs without it")  # fmt: skip
+    return _enter(mode)
 
 
 def _left(tracer: Any, original: Any, region: Any, *exc: Any) -> None:
@@ -363,7 +368,7 @@ _TAKE_FLAGS = {
 
 
 _FLAG_TAKERS = {name: _taking_flags(function) for name, function in _TAKE_FLAGS.items()}
-_TOLD = {function.__name__: _noting(function, _state_asked) for function in _ASKED}
+_STAND_INS = {**_FLAG_TAKERS, **{f.__name__: _noting(f, _state_asked) for f in _ASKED}}
 
 
 @functools.cache
