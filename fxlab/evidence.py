@@ -317,7 +317,10 @@ def load(path: Path) -> list[Evidence]:
         known = data["format"] == FORMAT and data["version"] == VERSION
         exhibits = list(data["exhibits"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path.name} is no file of results: {error}") from error
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"{path.name} is no file of results (`fxlab paper --run --out FILE` writes one): {why}"
+        ) from error
     if not known:
         raise ValueError(f"{path.name} is of another format or version than {FORMAT} {VERSION}")
     return [Evidence.from_json(one) for one in exhibits]

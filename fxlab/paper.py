@@ -411,15 +411,15 @@ def measure(
         The seconds of every run.
 
     Raises:
-        ValueError: If ``repeats`` is less than 1.
+        ValueError: If ``repeats`` is less than 1, or ``warmup`` less than 0.
 
     Example:
         >>> pair = measure(lambda: None, lambda: None, repeats=3)
         >>> len(pair.base), len(pair.new)
         (3, 3)
     """
-    if repeats < 1:
-        raise ValueError(f"a measurement needs a run: repeats={repeats}")
+    if repeats < 1 or warmup < 0:
+        raise ValueError(f"a measurement needs a run: repeats={repeats}, warmup={warmup}")
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(warmup + repeats):
         for program, runs in zip((base, new), seconds, strict=True):

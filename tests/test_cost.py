@@ -186,11 +186,17 @@ def test_the_table_reads_as_text_and_as_html():
 
 
 @pytest.mark.parametrize("field", ["flops_per_second", "bytes_per_second", "memory_bytes"])
-@pytest.mark.parametrize("value", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), None, "1e12"])
 def test_a_device_without_a_number_is_refused(field, value):
     good = {"flops_per_second": 1e12, "bytes_per_second": 1e11, "memory_bytes": 1e9}
     with pytest.raises(ValueError, match=field):
         Device("chip", **{**good, field: value})
+
+
+@pytest.mark.parametrize("value", [-1e-6, float("nan"), None])
+def test_a_launch_takes_no_time_or_some(value):
+    with pytest.raises(ValueError, match="launch_seconds"):
+        Device("chip", 1e12, 1e11, 1e9, launch_seconds=value)
 
 
 def test_a_calibration_without_a_measurement_is_refused():
@@ -237,5 +243,6 @@ def test_profile_measures_each_node_and_keeps_it_on_the_node():
     assert result.slowest(1)[0].seconds == max(row.seconds for row in result.rows)
     assert "medians of 3" in str(result)
     assert result._repr_html_().count("<tr>") == len(result.rows)
-    with pytest.raises(ValueError, match="repeats"):
-        profile(gm, torch.randn(2, 16, 32), repeats=0)
+    for wrong in ({"repeats": 0}, {"warmup": -1}):
+        with pytest.raises(ValueError, match="at least one run must count"):
+            profile(gm, torch.randn(2, 16, 32), **wrong)

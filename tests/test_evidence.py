@@ -98,6 +98,13 @@ def test_a_file_of_another_kind_is_refused_in_one_line(text, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_file_without_a_format_is_told_what_writes_one(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"--run --out FILE` writes one\): it has no 'format'"):
+        evidence.load(path)
+
+
 def test_a_notebook_keeps_the_data_behind_the_text():
     bundle = figure_7()._repr_mimebundle_()
     assert "the paper's method here" in bundle["text/plain"]

@@ -232,3 +232,8 @@ def test_a_batch_norm_whose_statistics_the_graph_writes_is_kept():
     gm = fuse_conv_bn(fxlab.symbolic_trace(model))
     torch.testing.assert_close(gm(x), expected)
     assert "reads the state of bn" in gm.meta["reports"]["fuse_conv_bn"].kept[0]
+
+
+def test_a_batch_norm_of_another_width_is_refused():
+    with pytest.raises(ValueError, match="has 5 channels, the layer gives 4"):
+        fold_conv_bn(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(5))

@@ -136,6 +136,12 @@ def test_a_network_of_convolutions_runs_as_before():
         assert torch.equal(gm(x), wanted)
 
 
+def test_a_program_that_looks_at_data_is_told_that_there_is_none():
+    gm = fxlab.symbolic_trace(lambda x: x * x.sum().item())
+    with pytest.raises(ShapeError, match=r"item does not run .* asks for the data of a tensor"):
+        live_ranges(gm, torch.ones(2))
+
+
 def test_an_input_that_does_not_fit_is_an_error_that_names_the_node():
     gm = fxlab.symbolic_trace(nn.Linear(4, 2))
     with pytest.raises(ShapeError, match="linear"):

@@ -81,6 +81,8 @@ def test_two_programs_are_timed_in_turns_after_the_warm_up():
 def test_a_measurement_without_a_run_is_refused():
     with pytest.raises(ValueError, match="repeats=0"):
         paper.measure(time.perf_counter, time.perf_counter, repeats=0)
+    with pytest.raises(ValueError, match="warmup=-1"):
+        paper.measure(time.perf_counter, time.perf_counter, repeats=1, warmup=-1)
 
 
 def test_an_outlier_in_both_programs_at_once_does_not_move_the_ratio():

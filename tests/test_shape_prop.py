@@ -114,7 +114,9 @@ def test_a_size_that_the_model_forces_is_shown_as_a_guard():
 @pytest.mark.parametrize(
     ("dynamic", "message"),
     [({"y": {0: "N"}}, "no such input"), ({"x": {5: "N"}}, "dimension 5"),
-     ({"x": {0: "N", 1: "N"}}, "differ in the examples")],
+     ({"x": {0: "N", 1: "N"}}, "differ in the examples"), ({"x": ["N"]}, "dict from dimensions"),
+     ({"x": {"0": "N"}}, "dict from dimensions"), ({"x": {0: 3}}, "dict from dimensions"),
+     ({"x": {1: "C", -1: "K"}}, "twice")],
 )  # fmt: skip
 def test_wrong_names_of_sizes_are_refused(dynamic, message):
     gm = fxlab.symbolic_trace(MLP())
@@ -132,6 +134,35 @@ def test_a_size_that_the_model_forbids_is_told_by_its_name_and_leaves_no_symbols
     assert "ERROR" not in caplog.text  # torch logs the refusal of a fake tensor, with its stack
     assert shape_text(gm.graph.find_nodes(op="call_module")[0]) == "f32[batch, 5]"
     pickle.dumps(gm)
+
+
+def test_what_is_no_tensor_has_no_sizes_to_name():
+    gm = fxlab.symbolic_trace(lambda x, scale: x * scale)
+    with pytest.raises(ShapeError, match="'scale', which is a int"):
+        shape_prop(gm, torch.ones(2), 3, dynamic={"scale": {0: "N"}})
+    with pytest.raises(ShapeError, match="'scale', which has no example"):
+        shape_prop(gm, torch.ones(2), dynamic={"scale": {0: "N"}})
+
+
+def test_a_size_that_only_data_can_tell_is_a_symbol_of_its_own():
+    gm = fxlab.symbolic_trace(lambda x: x.nonzero())
+    shape_prop(gm, torch.ones(2, 4), dynamic={"x": {0: "N"}})
+    assert shape_text(gm.graph.output_node()) == "i64[u0, 2]"
+
+
+PASSES = [
+    fxlab.passes.amp, fxlab.passes.const_fold, fxlab.passes.cse, fxlab.passes.dce,
+    fxlab.passes.fuse_conv_bn, fxlab.passes.remove_dropout,
+    *(lambda gm, f=f: f(gm, torch.ones(1, 4)) for f in (
+        fxlab.passes.cost, fxlab.passes.live_ranges, fxlab.passes.lower_peak,
+        fxlab.passes.profile, shape_prop)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_a_model_that_was_not_traced_is_told_so(pass_):
+    with pytest.raises(TypeError, match=r"was given a Linear; .*fxlab\.symbolic_trace"):
+        pass_(nn.Linear(4, 4))
 
 
 def test_an_input_may_be_named_as_its_node_is():

@@ -33,7 +33,7 @@ from fxlab.passes.base import (
     report,
     undisturbed,
 )
-from fxlab.passes.shape_prop import shape_prop
+from fxlab.passes.shape_prop import need_graph, shape_prop
 
 __all__ = ["amp", "column"]
 
@@ -122,6 +122,7 @@ def amp(gm: GraphModule, dtype: torch.dtype = torch.bfloat16, inputs: Any = None
         >>> gm.meta["reports"]["amp"]["casts"], gm(torch.ones(1, 4)).dtype
         (2, torch.float32)
     """
+    need_graph(gm)
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"dtype is {dtype}; mixed precision is torch.bfloat16 or torch.float16")
     reference, examples = None, inputs if isinstance(inputs, (tuple, list)) else (inputs,)

@@ -19,7 +19,7 @@ from fxlab.core.node import Node, map_arg
 from fxlab.core.purity import effect
 from fxlab.passes.alias import Memory
 from fxlab.passes.base import as_pass, regions, report
-from fxlab.passes.shape_prop import shape_text
+from fxlab.passes.shape_prop import need_graph, shape_text
 from fxlab.passes.unused import erase_unread
 
 __all__ = ["const_fold", "cse", "dce"]
@@ -49,6 +49,7 @@ def dce(gm: GraphModule) -> GraphModule:
           erased add: nothing read it
           erased relu: nothing read it
     """
+    need_graph(gm)
     changed, kept = [], []
 
     def keep(node: Node) -> bool:
@@ -80,6 +81,7 @@ def cse(gm: GraphModule) -> GraphModule:
         >>> [node.name for node in gm.graph.nodes][1:]
         ['relu', 'add', 'output']
     """
+    need_graph(gm)
     memory = Memory(gm)
     region = regions(gm)
     seen: dict[Any, Node] = {}
@@ -181,6 +183,7 @@ def const_fold(gm: GraphModule, *, max_bytes: int = 64 << 20) -> GraphModule:
         const_fold: 1 changed, 0 left alone
           t folded: f32[3, 2]
     """
+    need_graph(gm)
     constant, kept = _constants(gm)
     changed = []
     values = _Values(gm)

@@ -24,7 +24,7 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.passes.base import kind, report, undisturbed
-from fxlab.passes.shape_prop import ShapeError, quiet_fakes, shape_text
+from fxlab.passes.shape_prop import ShapeError, need_graph, quiet_fakes, shape_text
 
 __all__ = ["Cost", "NodeCost", "cost"]
 
@@ -177,6 +177,7 @@ def cost(gm: GraphModule, *inputs: Any) -> Cost:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    need_graph(gm)
     try:
         walk = _CostWalk(gm, FakeTensorMode(allow_non_fake_inputs=True))
         walk.measure(inputs)

@@ -30,6 +30,7 @@ from fxlab.passes.base import (
     regions,
     report,
 )
+from fxlab.passes.shape_prop import need_graph
 
 __all__ = ["fold_conv_bn", "fuse_conv_bn"]
 
@@ -73,6 +74,7 @@ def fuse_conv_bn(gm: GraphModule) -> GraphModule:
         >>> [node.name for node in gm.graph.nodes]
         ['input_1', '_0', '_2', 'output']
     """
+    need_graph(gm)
     changed, kept = [], []
     modules: dict[str, Any] = dict(gm.named_modules(remove_duplicate=False))
     calls = module_calls(gm)
@@ -143,7 +145,7 @@ def _why_not(
         return f"{conv.target} or {bn.target} has hooks, which see values that would be gone"
     if region.get(conv) != region.get(bn):
         return f"{conv.name} and {bn.name} are on two sides of the border of a with block"
-    width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    width = _width(layer)
     if norm.num_features != width:
         return f"it has {norm.num_features} channels and {conv.name} gives {width}"
     rank = getattr(conv.meta.get("tensor_meta"), "shape", None)
@@ -151,6 +153,10 @@ def _why_not(
         known = "is not known (run shape_prop first)" if rank is None else f"is {len(rank)}"
         return f"the rank of {conv.name} {known}; a Linear is folded when it gives a matrix"
     return None
+
+
+def _width(layer: Layer) -> int:
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
 
 
 def fold_conv_bn(conv: Layer, bn: Norm) -> Layer:
@@ -161,13 +167,15 @@ def fold_conv_bn(conv: Layer, bn: Norm) -> Layer:
         bn: A batch norm with running statistics; it is folded as in eval mode.
 
     Raises:
-        ValueError: ``bn`` has no running statistics.
+        ValueError: ``bn`` has no running statistics, or another number of channels.
 
     The arithmetic is done in float32 or wider, whatever the weights are, and rounded once.
     """
     wide = torch.promote_types(conv.weight.dtype, torch.float32)
     if bn.running_mean is None or bn.running_var is None:
         raise ValueError("the batch norm keeps no running statistics, so there is nothing to fold")
+    if bn.num_features != (width := _width(conv)):
+        raise ValueError(f"the batch norm has {bn.num_features} channels, the layer gives {width}")
     with torch.no_grad():
         mean, var = bn.running_mean.to(wide), bn.running_var.to(wide)
         gamma = torch.ones_like(mean) if bn.weight is None else bn.weight.to(wide)

@@ -22,7 +22,7 @@ from fxlab.core.node import Node
 from fxlab.passes.base import REGION_BORDERS, as_pass, regions, report, undisturbed
 from fxlab.passes.effects import order_constraints
 from fxlab.passes.schedule import _move
-from fxlab.passes.shape_prop import ShapeError, quiet_fakes
+from fxlab.passes.shape_prop import ShapeError, need_graph, quiet_fakes
 
 __all__ = ["LiveRange", "live_ranges", "lower_peak", "peak_of"]
 
@@ -147,6 +147,7 @@ def lower_peak(gm: GraphModule, *inputs: Any) -> GraphModule:
 def _trace_memory(gm: GraphModule, inputs: Sequence[Any]) -> _Memory:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    need_graph(gm)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     walk = _MemoryWalk(gm, fake)
     with undisturbed(gm, inputs) as given, torch.no_grad(), fake, quiet_fakes():
@@ -166,10 +167,17 @@ class _MemoryWalk(Interpreter):
         self.kept: list[Any] = []  # a storage that is freed could be taken for a later one
 
     def run_node(self, n: Node) -> Any:
+        from torch._subclasses.fake_tensor import (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+        )
+
         try:
             result = super().run_node(n)
         except Exception as error:
-            raise ShapeError(f"{n.name} does not run on these inputs: {error}", node=n) from error
+            asks = isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))
+            why = "it asks for the data of a tensor, and here are shapes only" if asks else error
+            raise ShapeError(f"{n.name} does not run on these inputs: {why}", node=n) from error
         if n.op == "get_attr":
             result = pytree.tree_map_only(torch.Tensor, self.fake.from_tensor, result)
         self.kept.append(result)

@@ -31,7 +31,7 @@ from fxlab.passes.base import as_pass, copy_sharing_tensors, is_read, report, un
 from fxlab.passes.convolutions import KERNELS, PackedConv2d, WinogradConv2d
 from fxlab.passes.effects import AliasClasses, mutated_inputs
 from fxlab.passes.fuse import fuse_conv_bn, has_hooks
-from fxlab.passes.shape_prop import TensorMetadata, shape_prop, shape_text
+from fxlab.passes.shape_prop import TensorMetadata, need_graph, shape_prop, shape_text
 
 __all__ = ["PackedConv2d", "optimize_for_inference", "remove_dropout"]
 
@@ -56,6 +56,7 @@ def remove_dropout(gm: GraphModule) -> GraphModule:
     Args:
         gm: The program. No shapes are needed.
     """
+    need_graph(gm)
     changed, kept = [], []
     for node in list(gm.graph.nodes):
         module = gm.get_submodule(node.target) if node.op == "call_module" else None

@@ -19,6 +19,7 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.passes.base import kind, report, undisturbed
+from fxlab.passes.shape_prop import need_graph
 
 __all__ = ["NodeTime", "Profile", "profile"]
 
@@ -121,12 +122,15 @@ def profile(
         A Profile; printing it gives a table with bars.
 
     Raises:
-        ValueError: ``repeats`` is less than 1.
+        ValueError: ``repeats`` is less than 1, or ``warmup`` less than 0.
+        TypeError: ``gm`` is no GraphModule.
     """
     import statistics  # with fractions and decimal behind it, too slow for every import of fxlab
 
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; at least one run must count")
+    need_graph(gm)
+    if repeats < 1 or warmup < 0:
+        text = f"repeats is {repeats} and warmup {warmup}"
+        raise ValueError(f"{text}; at least one run must count, and none or more go before")
     walk = _Clock(gm, clock)
     calls = []
     with torch.no_grad():

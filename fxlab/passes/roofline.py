@@ -100,13 +100,14 @@ class Device:
 
     def __post_init__(self) -> None:
         for field in ("flops_per_second", "bytes_per_second", "memory_bytes"):
-            if not getattr(self, field) > 0:
+            value = getattr(self, field)
+            if not (isinstance(value, (int, float)) and value > 0):
                 raise ValueError(
-                    f"{self.name}: {field} is {getattr(self, field)}; "
-                    "a device needs a number greater than 0"
+                    f"{self.name}: {field} is {value!r}; a device needs a number greater than 0"
                 )
-        if self.launch_seconds < 0:
-            raise ValueError(f"{self.name}: launch_seconds is negative")
+        value = self.launch_seconds
+        if not (isinstance(value, (int, float)) and value >= 0):
+            raise ValueError(f"{self.name}: launch_seconds is {value!r}; 0 is the least")
 
     @property
     def ridge(self) -> float:

@@ -60,6 +60,15 @@ class ShapeError(FxlabError, RuntimeError):
         self.args = (message_text(self),)
 
 
+def need_graph(gm: Any) -> None:
+    """Raise TypeError if ``gm`` is a model that was not traced, or no module at all."""
+    if not hasattr(gm, "graph"):
+        raise TypeError(
+            f"a pass takes a GraphModule and was given a {type(gm).__name__}; "
+            "trace it first: gm = fxlab.symbolic_trace(model)"
+        )
+
+
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Let torch not log a refusal of a fake tensor, with its stack, beside the error itself."""
@@ -131,7 +140,8 @@ def _extract_tensor_metadata(
         # channels_last asks for four dimensions, channels_last_3d for five.
         ranks = zip(_LAYOUTS, (None, 4, 5), strict=True)
         fits = [layout for layout, rank in ranks if rank in (None, result.dim())]
-        memory_format = next((f for f in fits if result.is_contiguous(memory_format=f)), None)
+        with contextlib.suppress(RuntimeError):  # it hangs on a size that only data can tell
+            memory_format = next((f for f in fits if result.is_contiguous(memory_format=f)), None)
     qparams: dict[str, Any] = {}
     if result.is_quantized:
         qparams["qscheme"] = scheme = result.qscheme()
@@ -281,6 +291,7 @@ def shape_prop(
         >>> shape_text(gm.graph.output_node())
         'f32[N, 12]'
     """
+    need_graph(gm)
     if dynamic:
         from fxlab.passes.symbolic import propagate_symbolic
 

@@ -122,16 +122,36 @@ def _check_names(
     placeholders = {n.name: i for i, n in enumerate(inputs_of_graph)}
     placeholders |= {str(n.target): i for i, n in enumerate(inputs_of_graph)}
     for name, dims in dynamic.items():
+        words = isinstance(dims, Mapping) and all(map(_is_symbol, dims, dims.values()))
+        if not words:
+            raise ShapeError(
+                f"dynamic has {dims!r} for {name!r}",
+                expected="a dict from dimensions to the names of sizes",
+                right=f"dynamic={{{name!r}: {{0: 'N'}}}}",
+            )
         if name not in placeholders:
             raise ShapeError(
                 f"dynamic names {name!r}, and the graph has no such input",
                 expected=f"one of {', '.join(placeholders) or 'no inputs'}",
             )
         index = placeholders[name]
-        rank = inputs[index].dim() if index < len(inputs) else 0
+        example = inputs[index] if index < len(inputs) else None
+        if not isinstance(example, torch.Tensor):
+            given = "has no example" if index >= len(inputs) else f"is a {type(example).__name__}"
+            raise ShapeError(
+                f"dynamic names sizes of {name!r}, which {given}",
+                expected="an example tensor, for its other sizes and its dtype",
+            )
+        rank = example.dim()
         for dim in dims:
             if not -rank <= dim < rank:
                 raise ShapeError(
                     f"dynamic names dimension {dim} of {name!r}, whose example has {rank}",
-                    expected=f"a dimension from 0 to {rank - 1}",
+                    expected=f"a dimension from 0 to {rank - 1}" if rank else "",
                 )
+        if len({dim % rank for dim in dims}) < len(dims):
+            raise ShapeError(f"dynamic names one dimension of {name!r} twice: {dims!r}")
+
+
+def _is_symbol(dim: Any, name: Any) -> bool:
+    return isinstance(dim, int) and isinstance(name, str) and bool(name)
