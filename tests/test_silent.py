@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import contextlib
 import copy
@@ -9,6 +10,7 @@ import json
 import math
 import pickle
 import sys
+import types
 import warnings
 from typing import Any
 
@@ -143,8 +145,15 @@ def compares_and_hands_on(m, x):
     return (x + y).to(kind) if kind == torch.float32 else x
 
 
-def test_a_dtype_that_is_handed_on_or_compared_by_value_is_no_warning():
-    model = Model(compares_and_hands_on)
+def is_no_proxys(m, x):
+    dtype = x.dtype
+    return x.to(dtype) * 2 if m.dtype is torch.float32 else x
+
+
+@pytest.mark.parametrize("function", [compares_and_hands_on, is_no_proxys])
+def test_a_dtype_that_is_handed_on_or_compared_by_value_is_no_warning(function):
+    model = Model(function)
+    model.dtype = torch.float32
     with warnings.catch_warnings():
         warnings.simplefilter("error", TraceWarning)
         warnings.filterwarnings("ignore", ".*known from example inputs", TraceWarning)
@@ -408,3 +417,69 @@ class Part(nn.Module):
 def test_the_class_of_tensors_of_one_dtype_is_a_class_that_a_value_may_have():
     _, told = warnings_of(Model(lambda m, x: x * 2 if isinstance(x, torch.LongTensor) else x))
     assert len(told) == 1 and CLASS in told[0]
+
+
+# -- what the model holds, however deep ----------------------------------------------------------
+
+
+class Count:
+    def __init__(self):
+        self.value = 0
+
+
+def counts(m, x):
+    m.held.value += 1
+    return x * m.held.value
+
+
+def nested(m, x):
+    m.held[0]["n"] += 1
+    return x * m.held[0]["n"]
+
+
+def writes_into_a_tensor(m, x):
+    m.held["t"][0].add_(1)
+    return x * m.held["t"][0]
+
+
+def rotates(m, x):
+    m.held.rotate()
+    return x * m.held[0]
+
+
+def counts_twice(m, x):
+    m.held["calls"] += 1
+    return x * m.held["calls"]
+
+
+HELD = {
+    "an object": (Count, lambda held: held.value, counts),
+    "a namespace": (lambda: types.SimpleNamespace(value=0), lambda held: held.value, counts),
+    "a dict in a list": (lambda: [{"n": 1}], lambda held: held[0]["n"], nested),
+    "a tensor in a tuple in a dict": (
+        lambda: {"t": (torch.ones(3),)},
+        lambda held: held["t"][0].tolist(),
+        writes_into_a_tensor,
+    ),
+    "a deque": (lambda: collections.deque([1, 2, 3]), list, rotates),
+    "a counter": (collections.Counter, lambda held: held["calls"], counts_twice),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_the_program_changes_inside_of_what_the_model_holds_is_put_back_and_said(name):
+    make, look, function = HELD[name]
+    m = Model(function)
+    m.held = held = make()
+    before = look(held)
+    gm, told = warnings_of(nn.Sequential(m))
+    assert len(told) == 1 and "0.held" in told[0] and "put back" in told[0]
+    assert m.held is held and look(held) == before
+    assert gm(X).shape == X.shape and look(held) == before
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_the_model_holds_and_the_program_only_reads_is_no_warning(name):
+    m = Model(lambda m, x: x * len(str(HELD[name][1](m.held))))
+    m.held = HELD[name][0]()
+    assert warnings_of(m)[1] == []

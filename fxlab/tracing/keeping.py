@@ -7,7 +7,9 @@ compared and put back afterwards: the user's model is left exactly as it was.
 
 from __future__ import annotations
 
+import collections
 import operator
+import sys
 import types
 from typing import Any, NamedTuple
 
@@ -16,13 +18,19 @@ from torch.nn import Module
 
 from fxlab.core import patches
 from fxlab.core.errors import Frame
+from fxlab.core.graph import Graph
 from fxlab.core.node import Node
+from fxlab.core.proxy import Proxy
 from fxlab.core.state import peek
-from fxlab.core.tracer import Tracer
+from fxlab.core.tracer import Tracer, TracerBase
 
 CONTAINERS = frozenset((dict, list, set))
 _USED = frozenset((types.FunctionType, torch.Generator))
-_KEPT = CONTAINERS | _USED | {torch.Tensor}
+_PLAIN = frozenset((bool, int, float, str, type(None), collections.OrderedDict, torch.dtype))
+_OWN = frozenset(vars(Module()))
+_OWN_PARTS = sum(type(value) not in _PLAIN for value in vars(Module()).values())
+_DEEP = CONTAINERS | {collections.deque, collections.defaultdict, collections.Counter}
+_MOST = 5000  # values of a model that are looked into
 _MISSING = object()
 _setattr, _delattr = (
     types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
@@ -37,7 +45,8 @@ class Kept(NamedTuple):
         module: The module.
         path: Its dotted path.
         fields: Its `__dict__`.
-        containers: Each plain dict, list or set in it, with a copy.
+        containers: (container, a copy, name) of each dict, list, set or deque in it, however deep,
+            and of the `__dict__` of objects; the name is that of its attribute.
         tensors: (name, tensor, its version, a copy) of each that is no parameter and no buffer.
         others: The functions and generators of random numbers in it, which its code may use.
     """
@@ -45,7 +54,7 @@ class Kept(NamedTuple):
     module: Module
     path: str
     fields: dict[str, Any]
-    containers: list[tuple[Any, Any]]
+    containers: list[tuple[Any, Any, str]]
     tensors: list[tuple[str, torch.Tensor, int, torch.Tensor]]
     others: list[Any]
 
@@ -97,16 +106,44 @@ def inlined(tracer: Tracer) -> list[Module]:
 
 def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
     """Keep what modules hold; the containers in it are copied, and plain tensors."""
-    paths, kept = tracer._paths(), list[Kept]()
+    paths, kept, seen = tracer._paths(), list[Kept](), set[int]()
     for module in modules:
         fields = module.__dict__.copy()
-        parts = [v for v in fields.values() if type(v) in _KEPT]
-        containers = [(v, v.copy()) for v in parts if type(v) in CONTAINERS]
-        others = () if len(parts) == len(containers) else fields.items()
-        held = [(k, t, t._version, t.clone()) for k, t in others if type(t) is torch.Tensor]
-        used = [v for _, v in others if type(v) in _USED]
-        kept.append(Kept(module, paths[module], fields, containers, held, used))
+        own = fields.values()
+        new = Kept(module, paths[module], fields, [], [], [])
+        if sum([type(v) not in _PLAIN for v in own]) != _OWN_PARTS:
+            own = [fields[name] for name in _OWN & fields.keys()]
+            _keep_inside([(k, v) for k, v in fields.items() if k not in _OWN], new, seen)
+        new.containers.extend([(v, v.copy(), "") for v in own if type(v) in CONTAINERS])
+        kept.append(new)
     return kept
+
+
+def _keep_inside(todo: list[tuple[str, Any]], kept: Kept, seen: set[int]) -> None:
+    """Keep what values of a module hold; of an object, its attributes, if its class is a user's."""
+    kept.others.extend([value for _, value in todo if type(value) in _USED])
+    for name, value in todo:  # grows meanwhile
+        kind = type(value)
+        if kind in _PLAIN or id(value) in seen or len(seen) > _MOST:
+            continue
+        seen.add(id(value))
+        parts: Any = ()
+        if kind is torch.Tensor:
+            kept.tensors.append((name, value, value._version, value.clone()))
+        elif kind in _DEEP:
+            kept.containers.append((value, value.copy(), name))
+            parts = value.values() if isinstance(value, dict) else value
+        elif kind is tuple:
+            parts = value
+        elif kind is types.SimpleNamespace or not (
+            issubclass(kind, _WHOLE) or kind.__module__.partition(".")[0] in _NOT_USERS
+        ):
+            parts = [getattr(value, "__dict__", None)]
+        todo += [(name, part) for part in parts]
+
+
+_WHOLE = (type, Module, torch.Tensor, Graph, Node, Proxy, TracerBase)
+_NOT_USERS = sys.stdlib_module_names | {"torch"}
 
 
 def put_back(tracer: Tracer, before: list[Kept]) -> None:
@@ -132,7 +169,7 @@ def put_back(tracer: Tracer, before: list[Kept]) -> None:
 def _is_changed(part: Kept) -> bool:
     if not equal(part.module.__dict__, part.fields):
         return True
-    return any((now or old) and not equal(now, old) for now, old in part.containers)
+    return any((now or old) and not equal(now, old) for now, old, _ in part.containers)
 
 
 def _put_back_tensors(tracer: Tracer, part: Kept) -> None:
@@ -157,15 +194,15 @@ def _tensors_read(tracer: Tracer) -> list[tuple[Node, Any]]:
 
 def equal(a: Any, b: Any) -> bool:
     """Say whether two containers hold the same objects (not equal ones: `==` would be recorded)."""
-    if type(a) is dict:
+    if isinstance(a, dict):
         return [*a] == [*b] and all(map(operator.is_, a.values(), b.values()))
     return a == b if type(a) is set else len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def refill(value: Any, copy: Any) -> None:
-    """Give a dict, list or set what its copy holds."""
+    """Give a container what its copy holds."""
     value.clear()
-    value.extend(copy) if type(value) is list else value.update(copy)
+    value.extend(copy) if hasattr(value, "extend") else value.update(copy)
 
 
 def _restore(tracer: Tracer, part: Kept) -> None:
@@ -173,9 +210,9 @@ def _restore(tracer: Tracer, part: Kept) -> None:
     changed = [k for k in (*now, *fields) if now.get(k, _MISSING) is not fields.get(k, _MISSING)]
     now.clear()
     now.update(fields)
-    for value, copy in part.containers:
+    for value, copy, name in part.containers:
         if not equal(value, copy):
-            changed += [k for k, v in fields.items() if v is value]
+            changed += [name] if name else [k for k, v in fields.items() if v is value]
             refill(value, copy)
     names = ", ".join(f"{path}.{k}" if path else k for k in dict.fromkeys(changed))
     tracer.warn(
