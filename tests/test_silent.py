@@ -483,3 +483,25 @@ def test_what_the_model_holds_and_the_program_only_reads_is_no_warning(name):
     m = Model(lambda m, x: x * len(str(HELD[name][1](m.held))))
     m.held = HELD[name][0]()
     assert warnings_of(m)[1] == []
+
+
+LOOKED_UP = {
+    "a dtype": lambda m, x: x * {torch.float32: 2}.get(x.dtype, 3),
+    "a set of dtypes": lambda m, x: x * 2 if x.dtype in {torch.float32} else x * 3,
+    "a shape": lambda m, x: x * {(3,): 2}.get(x.shape, 3),
+    "a rank": lambda m, x: x * {1: 2}.get(x.dim(), 3),
+    "a size": lambda m, x: x * {3: 2}.get(x.size(0), 3),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_what_is_looked_up_by_its_value_is_a_warning(name):
+    gm, told = warnings_of(Model(LOOKED_UP[name]))
+    assert len(told) == 1 and "looked up as a Proxy" in told[0] and "test_silent.py:" in told[0]
+    assert not torch.equal(gm(X), LOOKED_UP[name](None, X))
+
+
+def test_a_tensor_is_looked_up_as_an_object_and_that_is_no_warning():
+    m = Model(lambda m, x: x * {x: 2, x + 1: 3}[x] * len({x, x + 1, x}))
+    gm, told = warnings_of(m)
+    assert told == [] and torch.equal(gm(X), m(X))

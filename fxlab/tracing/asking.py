@@ -13,6 +13,7 @@ import functools
 import linecache
 import logging
 import re
+import sys
 import types
 import warnings
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ import torch
 
 from fxlab.core import proxy as proxies
 from fxlab.core.errors import is_users
-from fxlab.core.proxy import TEXT, Proxy, doubtful, probes
+from fxlab.core.proxy import TEXT, Proxy, asks_shape, doubtful, probes
 from fxlab.core.tracer import Tracer, TracerBase
 from fxlab.tracing.questions import (
     Facts,
@@ -48,6 +49,7 @@ def install() -> None:
     """Be told of every question that a user's frame asks a Proxy."""
     if probe not in probes:
         probes.append(probe)
+        Proxy.__hash__ = _hash  # type: ignore[method-assign]
         tensor = torch.empty(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -55,6 +57,17 @@ def install() -> None:
         doubtful.update(name for name, value in found.items() if value is None)
         _single.update(name for name, value in found.items() if isinstance(value, _SINGLES))
         doubtful.update(_single)
+
+
+def _hash(proxy: Proxy) -> int:
+    """Hash a Proxy as an object, as a tensor is; say if the value would be hashed by what it is."""
+    fields, frame = proxy.__dict__, sys._getframe(1)
+    name, node = fields.get("attr", ""), fields.get("node")
+    by_value = name in _single or name in ("shape", "device", "ndim") or (node and asks_shape(node))
+    if by_value and proxy.tracer._tracing and is_users(frame.f_code.co_filename):
+        text = f"{proxy} is a key or was looked up as a Proxy, not by its value, {_FIXED}"
+        proxy.tracer.warn("hash", text)
+    return object.__hash__(proxy)
 
 
 def _or_else(tensor: torch.Tensor, name: str) -> Any:
