@@ -77,8 +77,10 @@ DIFFERENCES: tuple[Difference, ...] = (
         "what is lost is said",
         "text of a Proxy as a key or in a comparison, `isinstance`, `match`, `x.__class__`, "
         "`type(x)`, `callable(x)`, `hasattr`, `x.grad_fn is None`, `x.dtype is torch.float32`, "
-        "`x is None` for an optional input, a random constant, a Proxy stored on the "
-        "model or in a global: silently baked",
+        "`x is None` for an optional input, a dtype or a shape as a key, "
+        "`torch.is_grad_enabled()`, a dispatch mode, a mode changed for a while, a `__call__` of "
+        "the model's own, a random constant, a Proxy stored on the model or in a global: silently "
+        "baked",
         "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is None`, "
         "`type` and `callable` ask no method of a Proxy: they are read from the code of the traced "
         "function and of forwards, for their parameters only",
