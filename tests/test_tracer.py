@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 import math
 import threading
 import warnings
@@ -397,7 +398,15 @@ class OwnProxy(fxlab.Tracer):
         return super().create_proxy(*args, **kwargs)
 
 
-@pytest.mark.parametrize("kind", [fxlab.Tracer, OwnCall, OwnProxy])
+class OwnProxyTwice(OwnProxy):
+    def create_proxy(self, *args, **kwargs):
+        return super().create_proxy(*args, **kwargs)
+
+    def create_node(self, *args, **kwargs):
+        return super().create_node(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [fxlab.Tracer, OwnCall, OwnProxy, OwnProxyTwice])
 @pytest.mark.parametrize("outer", [Records, Wraps])
 def test_a_call_of_a_module_names_the_line_that_calls_whoever_records_it(outer, kind):
     tracer = kind()
@@ -692,12 +701,44 @@ def test_trace_asserts_and_mutable_checks():
     with pytest.raises(AssertionError):
         gm(-torch.ones(2))
 
+    for other in (
+        "msg = 'AssertionError would be too harsh'; return x * 5",
+        "raise MyAssertionError('x')",
+    ):
+        exec(f"def f(x):\n    if not x.sum() > 0:\n        {other}\n    return x", space)
+        with pytest.raises(fxlab.TraceError):
+            Asserting().trace(space["f"])
+
     class Pure(fxlab.Tracer):
         check_mutable_operations = True
 
     for mutating in (lambda x: torch.relu_(x), lambda x: x.add_(1), lambda x: F.relu(x, True)):
         with pytest.raises(RuntimeError, match=r"mut|in place"):
             Pure().trace(mutating)
+
+
+def test_code_with_a_relative_import_is_traced(tmp_path, monkeypatch):
+    package = tmp_path / "some_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "one.py").write_text("def one():\n    return 1\n")
+    (package / "net.py").write_text("def f(x):\n    from . import one\n    return x + one.one()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    gm = fxlab.symbolic_trace(importlib.import_module("some_package.net").f)
+    assert gm(2) == 3
+
+
+def test_a_callable_object_gives_its_own_name_and_a_module_its_classs():
+    class Named:
+        __name__ = "nice"
+
+        def __call__(self, x):
+            return x + 1
+
+    assert fxlab.symbolic_trace(Named())._get_name() == "nice"
+    model = nn.Sequential()
+    model.add_module("__name__", nn.ReLU())
+    assert fxlab.symbolic_trace(model)._get_name() == "Sequential"
 
 
 def test_star_arguments_and_keyword_only_ones_reach_the_right_parameters():

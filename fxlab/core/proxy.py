@@ -194,10 +194,10 @@ def _one_tracer(args: Any, kwargs: Any, function: Any) -> Any:
 def _is_assert(frame: Any) -> bool:
     """Say whether a frame is about to test the condition of an `assert` statement."""
     steps = [s for s in dis.get_instructions(frame.f_code) if s.offset >= frame.f_lasti][:5]
-    tests = [i for i, step in enumerate(steps[:3]) if "IF_TRUE" in step.opname]
-    # Since 3.14 the error is a common constant.
-    return any(s.opname == "LOAD_ASSERTION_ERROR" or "AssertionError" in s.argrepr
-               for i in tests[:1] for s in steps[i + 1 : i + 3])  # fmt: skip
+    at = next((i for i, s in enumerate(steps[:3], 1) if "IF_TRUE" in s.opname), len(steps))
+    # A global's name, and since 3.14 a common constant's.
+    return any(s.opname == "LOAD_ASSERTION_ERROR" or ("AssertionError" in (s.argval, s.argrepr)
+               and s.opname != "LOAD_CONST") for s in steps[at : at + 2])  # fmt: skip
 
 
 _numpy = operator.methodcaller("numpy")

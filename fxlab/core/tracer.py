@@ -37,6 +37,7 @@ _CONSTANTS = {torch.Tensor: "_tensor_constant", torch.ScriptObject: "_torchbind_
               pytree.TreeSpec: "_tree_spec_constant"}  # fmt: skip
 _NOWHERE: Frame = ("<unknown>", 0, "?")
 _ROOT: tuple[str, Any] = ("", None)
+_HOOKS = frozenset(("create_node", "create_proxy", "call_module", "_patched_call"))
 Root = torch.nn.Module | Callable[..., Any]
 Fixed = dict[str, Any] | tuple[Any, ...] | None
 Examples = tuple[Any, ...] | dict[str, Any] | None
@@ -78,11 +79,9 @@ class TracerBase:
         self.submodule_paths: dict[torch.nn.Module, str] | None = None
         self.tensor_attrs: dict[int, str] | None = None
         self._parameter_proxies: dict[str, Proxy] = {}
-        self._searched: set[int] = set()
-        self._texts: set[str] = set()
+        self._searched, self._texts = set[int](), set[str]()
         self._raised: list[TraceError] = []
-        self._notes: dict[str, Any] = {}
-        self._fresh: dict[str, int] = {}
+        self._notes, self._fresh = dict[str, Any](), dict[str, int]()
         self._warnings: dict[tuple[Any, ...], tuple[str, Frame]] = {}
         self._examples: Any = None
 
@@ -117,10 +116,11 @@ class TracerBase:
             self._check_mutable(node)
         if self._tracing:
             meta = node.meta
-            # Behind the patch of a module's call, which called create_proxy or an override of it.
-            at: Any = kind == "call_module" and sys._getframe(4)
-            called = at and patches.called_code in (at.f_code, at.f_back.f_code)
-            meta["source"] = call_site(4, True, 6 if called else 2)
+            # Hooks and overrides of them are no line of the program, nor is a module's patched call.
+            at, skip = cast(Any, sys._getframe(1)), 2
+            while at.f_code.co_name in _HOOKS:
+                at, skip = at.f_back, skip + 1
+            meta["source"] = call_site(4, True, skip + (at.f_code is patches.called_code))
             if self.module_stack:
                 meta["nn_module_stack"] = self.module_stack
             origin = errors.running_node() if self._retracing else None
@@ -374,9 +374,8 @@ class Tracer(TracerBase):
             attr_val: its value.
             parameter_proxy_cache: dotted path -> Proxy that was made before.
         """
-        if not isinstance(attr_val, torch.Tensor):
-            return attr_val
-        path = self._tensor_paths().get(id(attr_val))
+        is_tensor = isinstance(attr_val, torch.Tensor)
+        path = self._tensor_paths().get(id(attr_val)) if is_tensor else None
         if path is None:
             return attr_val
         if path not in parameter_proxy_cache:
@@ -543,7 +542,8 @@ def symbolic_trace(root: Root, concrete_args: Fixed = None, *,
 
     tracer = Tracer()
     graph = tracer.trace(root, concrete_args, example_inputs=example_inputs)
-    name = (root if inspect.isroutine(root) else type(root)).__name__
+    named = type(root) if isinstance(root, torch.nn.Module) else root
+    name = getattr(named, "__name__", type(root).__name__)
     gm = GraphModule(tracer.root, graph, name if name.isidentifier() else "GraphModule")
     gm.meta["trace_warnings"] = list(graph._trace_warnings)
     return gm

@@ -9,13 +9,15 @@ frame does with the answer that it gets just now, from its code and source.
 from __future__ import annotations
 
 import ast
+import bisect
 import contextlib
+import functools
 import itertools
 import linecache
 import re
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +70,7 @@ def facts(function: types.FunctionType) -> Facts:
             found.writes |= any(isinstance(c, tuple) and "out" in c for c in code.co_consts)
             _read(code, found)
         found.draws = any(map(_DRAWS, found.names))
-        found.writes |= any(name[-1] == "_" != name[-2:-1] for name in found.names)
+        found.writes |= any(name[-1:] == "_" != name[-2:-1] for name in found.names)
     return found
 
 
@@ -150,26 +152,37 @@ def opname(frame: types.FrameType) -> str:
     return next((s.opname for s in steps(frame.f_code) if s.offset == at), "")
 
 
-def _after(frame: types.FrameType) -> Iterator[tuple[Step, ...]]:
-    """Yield the steps that follow what a frame reads just now.
+@functools.lru_cache(1000)
+def _after(code: types.CodeType, at: int) -> list[tuple[Step, ...]]:
+    """Return the steps that follow what code has read at an offset.
 
-    A variable that it goes to first counts, too: its name is looked for in all of the code.
+    A variable or attribute that it goes to first counts, too: its loads are looked for.
     """
-    code, at = steps(frame.f_code), frame.f_lasti
-    after = next((i for i, step in enumerate(code) if step.offset > at), len(code))
-    step = code[after] if after < len(code) else None
-    if step is None or not step.opname.startswith("STORE_"):
-        yield code[after : after + 6]
-        return
-    for i, other in enumerate(code):
-        if other.argval == step.argval and "LOAD_" in other.opname:
-            yield code[i + 1 : i + 7]
+    known = steps(code)
+    after = bisect.bisect(known, at, key=lambda step: step.offset)
+    kind, _, where = known[after].opname.partition("_") if after < len(known) else ("", "", "")
+    if kind != "STORE":
+        return [known[after : after + 6]]
+    loads = _loads(code).get((f"LOAD_{where}", known[after].argval), [])
+    return [known[i + 1 : i + 7] for i in loads]
+
+
+@functools.lru_cache(256)
+def _loads(code: types.CodeType) -> dict[tuple[str, str], list[int]]:
+    """Return (instruction, name) -> where it stands, for all that loads by a name."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for i, step in enumerate(steps(code)):
+        if isinstance(step.argval, str):
+            found.setdefault((step.opname, step.argval), []).append(i)
+    return found
 
 
 def is_tested_for_none(frame: types.FrameType) -> bool:
     """Say whether what a frame reads just now is next compared with None."""
     return any(
-        s.opname.endswith("NONE") or s[:2] == _LOAD_NONE for rest in _after(frame) for s in rest[:1]
+        s.opname.endswith("NONE") or s[:2] == _LOAD_NONE
+        for rest in _after(frame.f_code, frame.f_lasti)
+        for s in rest[:1]
     )
 
 
@@ -178,7 +191,8 @@ _DOTTED_NAME_IS = re.compile(r"(LOAD_(?!ATTR|METHOD)\w+ (LOAD_ATTR )*)?IS_OP\b")
 
 def is_identified(frame: types.FrameType) -> bool:
     """Say whether what a frame reads just now is next compared by `is`, with a name."""
-    return any(_DOTTED_NAME_IS(" ".join(s.opname for s in rest)) for rest in _after(frame))
+    found = _after(frame.f_code, frame.f_lasti)
+    return any(_DOTTED_NAME_IS(" ".join(s.opname for s in rest)) for rest in found)
 
 
 def expression(frame: types.FrameType) -> ast.expr | None:
