@@ -106,7 +106,9 @@ class _Kernel(nn.Module):
         inplace: Whether the sum is written into the second tensor, which nobody reads any more.
         dtype: Of weights and values.
         channels: Of the input and of the result.
-        sides: Filter, padding, stride and dilation, of height and width.
+        padding: Of height and width.
+        stride: Of height and width.
+        least: Height and width of the smallest image that gives a pixel.
         weight: In the kernel's own layout.
         bias: f32[K], or None.
     """
@@ -117,8 +119,9 @@ class _Kernel(nn.Module):
         super().__init__()
         self.add, self.relu, self.inplace = add, relu, False
         self.dtype, self.channels = conv.weight.dtype, (conv.in_channels, conv.out_channels)
-        sides = zip(conv.kernel_size, conv.padding, conv.stride, conv.dilation, strict=True)
-        self.sides = [tuple(map(int, side)) for side in sides]
+        self.padding, self.stride = tuple(map(int, conv.padding)), conv.stride
+        filters = zip(conv.kernel_size, conv.dilation, self.padding, strict=True)
+        self.least = tuple(dilation * (taps - 1) + 1 - 2 * pad for taps, dilation, pad in filters)
         self.bias = None if conv.bias is None else conv.bias.detach()
 
     def _pack(self, weight: torch.Tensor) -> None:
@@ -163,25 +166,23 @@ class _Kernel(nn.Module):
 
     def _result_shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Return (N, K, H', W'), or raise KernelError."""
-        inputs, outputs = self.channels
+        sizes, (inputs, outputs) = x.shape, self.channels
         known = x.dtype == self.dtype and x.device.type == "cpu"
-        if not known or x.dim() != 4 or x.shape[1] != inputs:
+        if not known or len(sizes) != 4 or sizes[1] != inputs:
             raise self._refusal(x)
-        height, width = (
-            (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-            for size, (taps, padding, stride, dilation) in zip(x.shape[2:], self.sides, strict=True)
-        )
+        (high, wide), (down, across) = self.least, self.stride
+        height, width = (sizes[2] - high) // down + 1, (sizes[3] - wide) // across + 1
         if height < 1 or width < 1:
             raise self._refusal(x)
-        return x.shape[0], outputs, height, width
+        return sizes[0], outputs, height, width
 
     def _refusal(self, x: torch.Tensor) -> KernelError:
-        least = [max(d * (k - 1) + 1 - 2 * p, 1) for k, p, _, d in self.sides]
+        high, wide = (max(size, 1) for size in self.least)
         images = f"{DTYPE_TEXT[self.dtype]}[N, {self.channels[0]}, H, W]"
         return KernelError(
             f"a kernel of optimize_for_inference was given {shape_text(x)} on {x.device}",
             where=_callers(),
-            expected=f"{images} on cpu, of at least {least[0]} x {least[1]} pixels",
+            expected=f"{images} on cpu, of at least {high} x {wide} pixels",
             hint="convert, move or change the model, then call optimize_for_inference again",
         )
 
@@ -265,7 +266,7 @@ class WinogradConv2d(_Kernel):
     ) -> torch.Tensor:
         n, c, h, w = x.shape
         _, k, height, width = self._result_shape(x)
-        top, left = (padding for _, padding, *_ in self.sides)
+        top, left = self.padding
         down, across = -(-height // _TILE), -(-width // _TILE)  # tiles
         padded = x.new_zeros(n, down * _TILE + 2, across * _TILE + 2, c)
         padded[:, top : top + h, left : left + w] = x.permute(0, 2, 3, 1)
