@@ -505,3 +505,38 @@ def test_a_tensor_is_looked_up_as_an_object_and_that_is_no_warning():
     m = Model(lambda m, x: x * {x: 2, x + 1: 3}[x] * len({x, x + 1, x}))
     gm, told = warnings_of(m)
     assert told == [] and torch.equal(gm(X), m(X))
+
+
+def hooks_a_leaf(m, x):
+    handle = m.part.register_forward_hook(lambda module, args, out: out * 2)
+    y = m.part(x)
+    handle.remove()
+    return y
+
+
+def leaves_a_hook(m, x):
+    m.inner.register_forward_hook(lambda module, args, out: out * 2)
+    return m.inner(x)
+
+
+def hooks_what_is_inlined(m, x):
+    handle = m.inner.register_forward_hook(lambda module, args, out: out * 2)
+    y = m.inner(x)
+    handle.remove()
+    return y
+
+
+@pytest.mark.parametrize("function", [hooks_a_leaf, leaves_a_hook])
+def test_a_hook_that_the_program_registers_is_a_warning_and_is_removed(function):
+    m = Model(function)
+    m.part, m.inner = nn.ReLU(), Part()
+    _, told = warnings_of(m)
+    assert len(told) == 1 and "registers a hook" in told[0] and function.__name__ in told[0]
+    assert not m.inner._forward_hooks and not m.part._forward_hooks
+
+
+def test_a_hook_around_a_call_that_is_traced_into_is_in_the_graph():
+    m = Model(hooks_what_is_inlined)
+    m.inner = Part()
+    gm, told = warnings_of(m)
+    assert told == [] and torch.equal(gm(X), X * 2) and torch.equal(m(X), X * 2)

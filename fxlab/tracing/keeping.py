@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 from fxlab.core import patches
-from fxlab.core.errors import Frame
+from fxlab.core.errors import Frame, call_site
 from fxlab.core.graph import Graph
 from fxlab.core.node import Node
 from fxlab.core.proxy import Proxy
@@ -38,6 +39,10 @@ _setattr, _delattr = (
 )
 
 
+_handle_code = RemovableHandle.__init__.__code__
+_init_handle = types.FunctionType(_handle_code, RemovableHandle.__init__.__globals__)
+
+
 class Kept(NamedTuple):
     """What one module held before a trace.
 
@@ -55,7 +60,7 @@ class Kept(NamedTuple):
     path: str
     fields: dict[str, Any]
     containers: list[tuple[Any, Any, str]]
-    tensors: list[tuple[str, torch.Tensor, int, torch.Tensor]]
+    tensors: list[tuple[str, torch.Tensor, int | None, torch.Tensor]]
     others: list[Any]
 
 
@@ -68,6 +73,17 @@ def install() -> None:
 def _install() -> None:
     for method, handler in ((Module.__setattr__, _set_attribute), (Module.__delattr__, _drop)):
         patches._set(method, "__code__", patches._hand_over(handler, method.__code__))
+    code = patches._hand_over(_hooked, _handle_code)
+    patches._set(RemovableHandle.__init__, "__code__", code)
+
+
+def _hooked(handle: RemovableHandle, hooks_dict: Any, *, extra_dict: Any = None) -> None:
+    """Note a hook that the traced program registers."""
+    _init_handle(handle, hooks_dict, extra_dict=extra_dict)
+    tracer = patches.current_tracer()
+    if tracer is not None:
+        place = call_site(1, True)
+        tracer._notes.setdefault("hooks", []).append((handle, hooks_dict, place))
 
 
 def _touch(module: Module) -> None:
@@ -129,7 +145,7 @@ def _keep_inside(todo: list[tuple[str, Any]], kept: Kept, seen: set[int]) -> Non
         seen.add(id(value))
         parts: Any = ()
         if kind is torch.Tensor:
-            kept.tensors.append((name, value, value._version, value.clone()))
+            kept.tensors.append((name, value, version_of(value), value.clone()))
         elif kind in _DEEP:
             kept.containers.append((value, value.copy(), name))
             parts = value.values() if isinstance(value, dict) else value
@@ -151,6 +167,13 @@ def put_back(tracer: Tracer, before: list[Kept]) -> None:
     for part in before:
         if part.tensors:
             _put_back_tensors(tracer, part)
+    for handle, table, where in tracer._notes.get("hooks", ()):
+        left = handle.id in table
+        handle.remove()
+        inlined = any(table is value for part in before for value in part.fields.values())
+        if where and (left or not inlined):
+            text = "the program registers a hook while it runs, and the graph does not do it"
+            tracer.warn("hook", text, where[0])
     changed = [part for part in before if _is_changed(part)]
     paths = tracer._paths()
     for module, fields in tracer._notes.get("touched", {}).items():
@@ -174,7 +197,7 @@ def _is_changed(part: Kept) -> bool:
 
 def _put_back_tensors(tracer: Tracer, part: Kept) -> None:
     for name, tensor, version, value in part.tensors:
-        if tensor._version != version:
+        if version_of(tensor) != version:
             with torch.no_grad():
                 tensor.copy_(value)
             where = f"{part.path}.{name}" if part.path else name
@@ -190,6 +213,11 @@ def _tensors_read(tracer: Tracer) -> list[tuple[Node, Any]]:
     nodes = tracer.graph.find_nodes(op="get_attr")
     kept = tracer.graph._constants
     return [(n, peek(tracer.root, str(n.target))) for n in nodes if n.target not in kept]
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return how often a tensor was written into; torch does not count that in inference mode."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def equal(a: Any, b: Any) -> bool:
