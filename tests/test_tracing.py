@@ -917,3 +917,39 @@ def test_torch_compile_that_looked_at_torch_during_a_trace_looks_again():
     fxlab.symbolic_trace(looks)
     compiled = torch.compile(lambda x: x + torch.zeros(4), fullgraph=True, backend="eager")
     assert torch.equal(compiled(torch.ones(4)), torch.ones(4))
+
+
+def test_a_constant_that_is_written_after_it_was_read_is_a_warning():
+    def late(x):
+        z = torch.ones(3)
+        a = x + z
+        z.add_(1)
+        return a
+
+    def early(x):
+        z = torch.ones(3)
+        z.add_(1)
+        return x + z
+
+    with pytest.warns(TraceWarning, match="writes into a tensor after add has read it"):
+        fxlab.symbolic_trace(late)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gm = fxlab.symbolic_trace(early)
+    assert torch.equal(gm(torch.zeros(3)), torch.full((3,), 2.0))
+
+
+def test_tensors_of_inference_mode_are_traced_wherever_they_are():
+    with torch.inference_mode():
+        made = torch.ones(3)
+
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.more = made, {"a": [made + 1]}
+
+        def forward(self, x):
+            return x + self.one + self.more["a"][0]
+
+    assert torch.equal(fxlab.symbolic_trace(lambda x: x + made)(made), made + made)
+    assert torch.equal(fxlab.symbolic_trace(Holds())(made), made * 4)

@@ -26,6 +26,7 @@ from fxlab.core.patches import current_tracer, find_proxy
 from fxlab.core.proxy import Proxy
 from fxlab.core.purity import effect
 from fxlab.core.tracer import Tracer, recorded
+from fxlab.tracing.keeping import version_of
 from fxlab.tracing.known import writes_into
 from fxlab.tracing.questions import reachable
 from fxlab.tracing.switches import TrainingFlag
@@ -116,6 +117,8 @@ class _Written(TorchFunctionMode):
         self.views: dict[int, tuple[torch.Tensor, Any]] = {}
         self.reads: dict[int, dict[Node, None]] = {}
         """Memory -> the Nodes that read a constant in it, as far as they were seen."""
+        self.versions: dict[Node, tuple[torch.Tensor, int | None]] = {}
+        """Node that reads a constant -> that, and how often it had been written into by then."""
 
     def own(self, base: torch.Tensor) -> None:
         """Give each call a clone of `base`; every read of that memory so far reads the clone."""
@@ -219,6 +222,17 @@ def watch(tracer: Tracer) -> Iterator[None]:
             mode.see(node)
     for memory in mode.clones:
         mode.replace(memory)
+    held = tracer._notes.get("held", ())  # those are put back, and said
+    for node, (value, version) in mode.versions.items():
+        seen = id(value) in held or _memory(value) in mode.clones
+        if version_of(value) != version and not seen:
+            reader = next(iter(node.users), node)
+            tracer.warn(
+                "constant",
+                f"the program writes into a tensor after {reader.name} has read it, and the graph "
+                "reads what it is in the end: write before that, or make a new tensor",
+                (*reader.meta.get("source", ()), None)[0],
+            )
     graph = tracer.graph
     for node in graph.find_nodes(op="get_attr") if graph._constants else ():
         for user in node.users if node.target in graph._constants else ():
@@ -247,6 +261,8 @@ def look(tracer: Tracer, node: Node) -> None:
     made = tracer._notes.get("made", {})
     for source in node.all_input_nodes:
         value = mode.see(source)
+        if value is not None:
+            mode.versions.setdefault(source, (value, version_of(value)))
         base = None if value is None else made.get(_memory(value))
         if base is not None and writes_into(node, source, tracer.root):
             if not mode.clones:

@@ -217,7 +217,10 @@ def _tensors_read(tracer: Tracer) -> list[tuple[Node, Any]]:
 
 def version_of(tensor: torch.Tensor) -> int | None:
     """Return how often a tensor was written into; torch does not count that in inference mode."""
-    return None if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
 
 
 def equal(a: Any, b: Any) -> bool:

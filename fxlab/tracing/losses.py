@@ -40,6 +40,7 @@ def watch(tracer: Tracer) -> Iterator[None]:
         if kind not in forwards:  # before `keep`: it compiles a GraphModule, which may set fields
             forwards[kind] = inspect.unwrap(getattr(kind, "forward", watch))
     kept = keeping.keep(tracer, modules)
+    tracer._notes["held"] = {id(held[1]) for part in kept for held in part.tensors}
     called = [(f, type(part.module)) for part in kept for f in part.others]
     methods = [(forward, kind) for kind, forward in forwards.items()]
     shown = reachable((tracer.root_function, object), *methods, *called)
