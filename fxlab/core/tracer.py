@@ -116,7 +116,7 @@ class TracerBase:
             self._check_mutable(node)
         if self._tracing:
             meta = node.meta
-            # Hooks and overrides of them are no line of the program, nor is a module's patched call.
+            # Hooks and overrides of them are no lines of the program, nor a module's patched call.
             at, skip = cast(Any, sys._getframe(1)), 2
             while at.f_code.co_name in _HOOKS:
                 at, skip = at.f_back, skip + 1
