@@ -10,15 +10,12 @@ says why.
 
 from __future__ import annotations
 
-import ctypes
 import datetime
-import gc
 import math
 import os
 import platform
 import random
 import statistics
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from fxlab.surroundings import tidy as tidy
 
 MARKS = {
     "READ-v1": "read in the first version of the paper, 15 December 2021",
@@ -428,22 +427,6 @@ def measure(
             if turn >= warmup:
                 runs.append(time.perf_counter() - start)
     return Pair(tuple(seconds[0]), tuple(seconds[1]))
-
-
-def tidy() -> None:
-    """Free what nobody holds any more, and give its pages back to the system where that can be.
-
-    Graphs and modules stand in circles, which only the collector frees; and C's allocator keeps
-    what was freed, so that one measured program would still weigh on the machine of the next.
-
-    Example:
-        >>> tidy()
-    """
-    gc.collect()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl has not
-        if trim is not None:
-            trim(0)
 
 
 def verdict(

