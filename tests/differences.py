@@ -216,6 +216,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         "copied into the edited module under a free name",
         "the result must run",
     ),
+    Difference(
+        "order of readers",
+        "an edit of a node's arguments moves it to the end of `users` of every node that it still "
+        "reads, `node.args = node.args` too",
+        "it keeps its place there; it goes to the end where it begins to read",
+        "who steps through an edit sees what it changed, and nothing else",
+    ),
 )
 
 MISSING: dict[str, str] = {

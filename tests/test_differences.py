@@ -51,6 +51,17 @@ def _() -> None:
     assert torch.equal(a, X) and torch.equal(b, X + 1)
 
 
+@row("order of readers")
+def _() -> None:
+    for gm, moved in zip(both(lambda x: (x + 1, x * 2)), (True, False), strict=True):
+        x, add, mul, _ = gm.graph.nodes
+        add.args = (x, 3)
+        assert list(x.users) == ([mul, add] if moved else [add, mul])
+        mul.args = (add, 2)
+        mul.args = (x, 2)
+        assert list(x.users) == [add, mul]
+
+
 @row("item assignment")
 def _() -> None:
     def program(x):
