@@ -501,6 +501,8 @@ def test_ctrl_c_ends_a_command_and_what_it_started_in_a_line(words, tmp_path):
         stderr=subprocess.PIPE,
         start_new_session=True,
         text=True,
+        # Who runs the tests in the background may have the signal ignored, and Python keeps that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "on").exists():

@@ -60,7 +60,7 @@ def test_what_grows_is_named():
     ]  # fmt: skip
     assert Reading(10_100_000, 510_000_000, 10, 1).grew(before) == []
     counted = Reading(0, 500_000_000, 10, 1, blocks=1_000_000)
-    assert Reading(0, 500_000_000, 10, 1, blocks=1_005_000).grew(counted) == []
+    assert Reading(0, 500_000_000, 10, 1, blocks=1_002_000).grew(counted) == []
     (text,) = Reading(0, 500_000_000, 10, 1, blocks=1_020_000).grew(counted)
     assert text == "blocks: 1,000,000 -> 1,020,000"
 

@@ -119,6 +119,9 @@ class Builder:
 
         Returns:
             One OnnxValue, or a tuple of them when ``outputs`` is above 1.
+
+        Raises:
+            Unsupported: small whole numbers that may overflow: only PyTorch wraps them around.
         """
         values = [None if v is None else self.value(v) for v in inputs]
         if kind in _MAY_OVERFLOW:

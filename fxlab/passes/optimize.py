@@ -108,7 +108,7 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
         of the whole program, and what was left alone.
 
     Raises:
-        ShapeError: A node does not run on ``inputs``.
+        RuntimeError: A node does not run on ``inputs``; it is a `ShapeError`.
         ValueError: ``repeats`` is less than 1.
     """
     if repeats < 1:

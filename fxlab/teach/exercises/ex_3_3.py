@@ -165,7 +165,7 @@ _a = _judge(
 _b = _judge(
     foreign.merge_repeats,
     "On the inputs that you tried the program is right to the end. Try others: large and negative "
-    "at once, as 10 * torch.randn_like(x).",
+    "at once, as torch.linspace(-40, 40, x.numel(), dtype=x.dtype).view_as(x).",
 )
 _c = _judge(
     foreign.drop_unread,
@@ -226,7 +226,7 @@ EXERCISE = Exercise(
         "leaves behind: compare what the second call returns.",
         "A call may change the program's buffers, so a check that calls it spoils what it looks "
         "at. On another example: twin = copy.deepcopy(program); twin(x) leaves program as it is. "
-        "And 10 * torch.randn_like(x) is an input that reaches further than x.",
+        "And torch.linspace(-40, 40, x.numel(), dtype=x.dtype).view_as(x) reaches further than x.",
     ),
     asks=("fxlab.teach.exercises.ex_3_3.truth",),
     parts=(
