@@ -53,3 +53,13 @@ def steps(code: types.CodeType) -> tuple[Step, ...]:
             about = one.argrepr if name == "BINARY_OP" else one.argval
             found.append(Step(name, about, line, one.offset))
     return tuple(found)
+
+
+@functools.lru_cache(256)
+def loads(code: types.CodeType) -> dict[tuple[str, str], list[int]]:
+    """Return (instruction, name) -> where it stands, for all that loads by a name."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for i, step in enumerate(steps(code)):
+        if isinstance(step.argval, str):
+            found.setdefault((step.opname, step.argval), []).append(i)
+    return found

@@ -136,7 +136,7 @@ def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
 
 
 def _keep_inside(todo: list[tuple[str, Any]], kept: Kept, seen: set[int]) -> None:
-    """Keep what values of a module hold; of an object, its attributes, if its class is a user's."""
+    """Keep what values of a module hold; of objects but Python's and torch's, their attributes."""
     kept.others.extend([value for _, value in todo if type(value) in _USED])
     for name, value in todo:  # grows meanwhile
         kind = type(value)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fxlab.core.errors import Frame, is_users
-from fxlab.tracing.bytecode import Step, steps
+from fxlab.tracing.bytecode import Step, loads, steps
 
 BUILTINS = ("type", "callable")
 """Functions that answer for a Proxy without asking it."""
@@ -163,18 +163,8 @@ def _after(code: types.CodeType, at: int) -> list[tuple[Step, ...]]:
     kind, _, where = known[after].opname.partition("_") if after < len(known) else ("", "", "")
     if kind != "STORE":
         return [known[after : after + 6]]
-    loads = _loads(code).get((f"LOAD_{where}", known[after].argval), [])
-    return [known[i + 1 : i + 7] for i in loads]
-
-
-@functools.lru_cache(256)
-def _loads(code: types.CodeType) -> dict[tuple[str, str], list[int]]:
-    """Return (instruction, name) -> where it stands, for all that loads by a name."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for i, step in enumerate(steps(code)):
-        if isinstance(step.argval, str):
-            found.setdefault((step.opname, step.argval), []).append(i)
-    return found
+    places = loads(code).get((f"LOAD_{where}", known[after].argval), [])
+    return [known[i + 1 : i + 7] for i in places]
 
 
 def is_tested_for_none(frame: types.FrameType) -> bool:

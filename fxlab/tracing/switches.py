@@ -31,7 +31,7 @@ from fxlab.core.patches import current_tracer
 from fxlab.core.proxy import Proxy
 from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
-from fxlab.tracing.bytecode import steps
+from fxlab.tracing.bytecode import loads, steps
 
 _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.no_grad: lambda r: (), torch.enable_grad: lambda r: (),
@@ -319,14 +319,14 @@ for _name in (*(f"__{name}__" for name in _UNARY), *_BINARY):
 def _is_asked(code: types.CodeType, at: int) -> bool:
     """Say whether what the instruction at an offset reads is next branched on, or asked `is`.
 
-    A variable that it goes to first counts, too: its name is looked for in all of the code.
+    A variable that it goes to first counts, too: its loads are looked for.
     """
     known = steps(code)
     after = next((i for i, step in enumerate(known) if step.offset > at), len(known))
     if known[after : after + 1] and known[after].opname.startswith("STORE_"):
-        name = known[after].argval
-        loads = [i for i, s in enumerate(known) if s.argval == name and "LOAD_" in s.opname]
-        return any("IS_OP" in (s.opname for s in known[i + 1 : i + 3]) for i in loads)
+        load = known[after].opname.replace("STORE", "LOAD"), known[after].argval
+        places = loads(code).get(load, ())
+        return any("IS_OP" in (s.opname for s in known[i + 1 : i + 3]) for i in places)
     if "type" in [s.argval for s in known[max(0, after - 4) : max(0, after - 1)]]:
         return True  # type(self.training)
     for step in known[after : after + 2]:
