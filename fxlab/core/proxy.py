@@ -37,9 +37,9 @@ UNKNOWN = object()
 answers: list[Callable[[TracerBase, Proxy, str], Any]] = []
 """Asked in turn for a value that Python insists on now: (tracer, proxy, what) -> it or UNKNOWN."""
 probes: list[Callable[[TracerBase, Proxy, str, types.FrameType], None]] = []
-"""Told when a frame asks a Proxy for its class (""), its text (`TEXT`), or for an attribute that no
-tensor has or that is `doubtful` (the name): (tracer, proxy, name, frame)."""
-TEXT = "__repr__"
+"""Told when a frame asks a Proxy for its class (""), its text or hash (`TEXT`, `HASH`), or for an
+attribute that no tensor has or that is `doubtful` (the name): (tracer, proxy, name, frame)."""
+TEXT, HASH = "__repr__", "__hash__"
 doubtful: set[str] = set()
 """Attributes of tensors that may be None."""
 advisers: list[Callable[[Node, TracerBase, str], list[str]]] = []
@@ -90,6 +90,10 @@ class Proxy:
     def __format__(self, spec: str) -> str:
         return repr(self)
 
+    def __hash__(self) -> int:
+        _probe(self, HASH, sys._getframe(1))
+        return id(self)
+
     def __getattr__(self, k: str) -> Any:
         if k in doubtful or not hasattr(torch.Tensor, k):
             if k[:2] == "__" and k[-2:] == "__":
@@ -133,9 +137,6 @@ class Proxy:
     def keys(self) -> Any:
         """Return what the tracer makes of `proxy.keys()`, which `**proxy` calls."""
         return self.tracer.keys(self)
-
-    def __contains__(self, item: Any) -> bool:
-        return refuse(self, "in")
 
     def __delattr__(self, name: str) -> None:
         raise errors.TraceAttributeError(
@@ -207,7 +208,7 @@ _ASKED: dict[str, tuple[type[errors.TraceError], str, Callable[..., Any] | None]
     "iter": (errors.TraceIterError, "{p} was iterated (a loop, a *star call, a = *b, list(...)), "
              "which needs its length", None),
     "keys": (errors.TraceError, "{p} was unpacked (**x), which needs its keys", None),
-    "in": (errors.TraceTypeError, "`in` on {p} searches its values", None),
+    "contains": (errors.TraceTypeError, "`in` on {p} searches its values", operator.contains),
     "len": (errors.TraceLenError, "len({p}) was asked for", len),
     "index": (errors.TraceIndexError, "{p} was used where Python needs an int now (range, a list "
               "index, a slice of a list or tensor)", operator.index),
@@ -326,4 +327,3 @@ for _name in reflectable:
     setattr(Proxy, f"__r{_name}__", _record(_name, -1))
 for _name in ("setitem", "delitem"):
     setattr(Proxy, f"__{_name}__", _record(_name, statement=True))
-Proxy.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -13,7 +13,6 @@ import functools
 import linecache
 import logging
 import re
-import sys
 import types
 import warnings
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ import torch
 
 from fxlab.core import proxy as proxies
 from fxlab.core.errors import is_users
-from fxlab.core.proxy import TEXT, Proxy, asks_shape, doubtful, probes
+from fxlab.core.proxy import HASH, TEXT, Proxy, asks_shape, doubtful, probes
 from fxlab.core.tracer import Tracer, TracerBase
 from fxlab.tracing.questions import (
     Facts,
@@ -49,7 +48,6 @@ def install() -> None:
     """Be told of every question that a user's frame asks a Proxy."""
     if probe not in probes:
         probes.append(probe)
-        Proxy.__hash__ = _hash  # type: ignore[method-assign]
         tensor = torch.empty(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -57,17 +55,6 @@ def install() -> None:
         doubtful.update(name for name, value in found.items() if value is None)
         _single.update(name for name, value in found.items() if isinstance(value, _SINGLES))
         doubtful.update(_single)
-
-
-def _hash(proxy: Proxy) -> int:
-    """Hash a Proxy as an object, as a tensor is; say if the value would be hashed by what it is."""
-    fields, frame = proxy.__dict__, sys._getframe(1)
-    name, node = fields.get("attr", ""), fields.get("node")
-    by_value = name in _single or name in ("shape", "device", "ndim") or (node and asks_shape(node))
-    if by_value and proxy.tracer._tracing and is_users(frame.f_code.co_filename):
-        text = f"{proxy} is a key or was looked up as a Proxy, not by its value, {_FIXED}"
-        proxy.tracer.warn("hash", text)
-    return object.__hash__(proxy)
 
 
 def _or_else(tensor: torch.Tensor, name: str) -> Any:
@@ -84,7 +71,7 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
         tracer: the one that traces.
         proxy: who is asked.
         name: of an attribute that no tensor has, that may be None, or that `is` may be asked of;
-            "" if its class is asked for, `TEXT` if its text is.
+            "" if its class is asked for, `TEXT` or `HASH` if its text or hash is.
         frame: the one that asks.
     """
     if name == TEXT:
@@ -96,6 +83,8 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
                 "text made from a Proxy is not the text of the value, and what the program does "
                 "with it (a key, a comparison) is fixed in the graph",
             )
+    elif name == HASH:  # a tensor's is that of an object, too
+        _warn_of_hash(tracer, proxy, frame)
     elif name in _single:
         if is_identified(frame):
             tracer.warn(
@@ -112,6 +101,15 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
         _warn_of_attribute(tracer, proxy, name, frame)
     else:
         _warn_of_class(tracer, proxy, frame)
+
+
+def _warn_of_hash(tracer: TracerBase, proxy: Proxy, frame: types.FrameType) -> None:
+    fields = proxy.__dict__
+    name, node = fields.get("attr", ""), fields.get("node")
+    by_value = name in _single or name in ("shape", "device", "ndim") or (node and asks_shape(node))
+    if by_value and tracer._tracing and is_users(frame.f_code.co_filename):
+        text = f"{proxy} is a key or was looked up as a Proxy, not by its value, {_FIXED}"
+        tracer.warn("hash", text)
 
 
 def _warn_of_attribute(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -> None:
