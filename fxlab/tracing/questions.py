@@ -153,17 +153,17 @@ def opname(frame: types.FrameType) -> str:
 
 
 @functools.lru_cache(1000)
-def _after(code: types.CodeType, at: int) -> list[tuple[Step, ...]]:
+def after(code: types.CodeType, at: int) -> list[tuple[Step, ...]]:
     """Return the steps that follow what code has read at an offset.
 
     A variable or attribute that it goes to first counts, too: its loads are looked for.
     """
     known = steps(code)
-    after = bisect.bisect(known, at, key=lambda step: step.offset)
-    kind, _, where = known[after].opname.partition("_") if after < len(known) else ("", "", "")
+    first = bisect.bisect(known, at, key=lambda step: step.offset)
+    kind, _, where = known[first].opname.partition("_") if first < len(known) else ("", "", "")
     if kind != "STORE":
-        return [known[after : after + 6]]
-    places = loads(code).get((f"LOAD_{where}", known[after].argval), [])
+        return [known[first : first + 6]]
+    places = loads(code).get((f"LOAD_{where}", known[first].argval), [])
     return [known[i + 1 : i + 7] for i in places]
 
 
@@ -171,7 +171,7 @@ def is_tested_for_none(frame: types.FrameType) -> bool:
     """Say whether what a frame reads just now is next compared with None."""
     return any(
         s.opname.endswith("NONE") or s[:2] == _LOAD_NONE
-        for rest in _after(frame.f_code, frame.f_lasti)
+        for rest in after(frame.f_code, frame.f_lasti)
         for s in rest[:1]
     )
 
@@ -181,7 +181,7 @@ _DOTTED_NAME_IS = re.compile(r"(LOAD_(?!ATTR|METHOD)\w+ (LOAD_ATTR )*)?IS_OP\b")
 
 def is_identified(frame: types.FrameType) -> bool:
     """Say whether what a frame reads just now is next compared by `is`, with a name."""
-    found = _after(frame.f_code, frame.f_lasti)
+    found = after(frame.f_code, frame.f_lasti)
     return any(_DOTTED_NAME_IS(" ".join(s.opname for s in rest)) for rest in found)
 
 

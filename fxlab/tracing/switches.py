@@ -31,7 +31,8 @@ from fxlab.core.patches import current_tracer
 from fxlab.core.proxy import Proxy
 from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
-from fxlab.tracing.bytecode import loads, steps
+from fxlab.tracing.bytecode import steps
+from fxlab.tracing.questions import after
 
 _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.no_grad: lambda r: (), torch.enable_grad: lambda r: (),
@@ -317,24 +318,10 @@ for _name in (*(f"__{name}__" for name in _UNARY), *_BINARY):
 
 @functools.cache
 def _is_asked(code: types.CodeType, at: int) -> bool:
-    """Say whether what the instruction at an offset reads is next branched on, or asked `is`.
-
-    A variable that it goes to first counts, too: its loads are looked for.
-    """
-    known = steps(code)
-    after = next((i for i, step in enumerate(known) if step.offset > at), len(known))
-    if known[after : after + 1] and known[after].opname.startswith("STORE_"):
-        load = known[after].opname.replace("STORE", "LOAD"), known[after].argval
-        places = loads(code).get(load, ())
-        return any("IS_OP" in (s.opname for s in known[i + 1 : i + 3]) for i in places)
-    if "type" in [s.argval for s in known[max(0, after - 4) : max(0, after - 1)]]:
-        return True  # type(self.training)
-    for step in known[after : after + 2]:
-        if "JUMP" in step.opname or step.opname in ("IS_OP", "UNARY_NOT", "TO_BOOL"):
-            return True
-        if not step.opname.startswith("LOAD_"):
-            return False
-    return False
+    """Say whether what the instruction at an offset reads is asked by `is` or `type()`."""
+    before = [step.argval for step in steps(code) if step.offset < at][-3:]
+    asks_is = any("IS_OP" in [step.opname for step in rest[:2]] for rest in after(code, at))
+    return asks_is or "type" in before
 
 
 @functools.cache
@@ -398,7 +385,7 @@ def _get_training(mod: Module) -> Any:
     path, frame = f"{path}.training" if path else "training", sys._getframe(1)
     if tracer._notes.get("no flags"):
         return _fix(value, path)
-    if _is_asked(frame.f_code, frame.f_lasti):  # `is` asks no method
+    if _is_asked(frame.f_code, frame.f_lasti):  # these ask no method
         return _fix(value, path, frame)
     tracer._notes["flags"] = True
     for function, names in tracer._notes.pop("asks_is", {}).items():
