@@ -418,6 +418,26 @@ def test_a_call_of_a_module_names_the_line_that_calls_whoever_records_it(outer, 
     assert source[source.index(line) - 1][2] == "record"
 
 
+def test_a_search_in_a_shape_is_answered_from_example_inputs():
+    with pytest.warns(TraceWarning, match=r"its value of .*Size"):
+        gm = fxlab.symbolic_trace(
+            lambda x: x * 2 if 3 in x.shape else -x, example_inputs=(torch.ones(3),)
+        )
+    assert torch.equal(gm(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(TraceError, match=r"`in` on .* searches its values"):
+        fxlab.symbolic_trace(lambda x: x * 2 if 3 in x.shape else -x)
+
+
+def create_proxy(x):
+    return x.tracer.create_proxy("call_function", torch.relu, (x,), {})
+
+
+def test_a_function_that_is_named_like_a_hook_is_a_line_of_the_program():
+    (node,) = fxlab.Tracer().trace(create_proxy).find_nodes(op="call_function")
+    assert node.meta["source"][0] == (__file__, create_proxy.__code__.co_firstlineno + 1,
+                                      "create_proxy")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "right"),
     [

@@ -223,5 +223,5 @@ def _patched_getattr(mod: Module, name: str) -> Any:
     return tracer.getattr(name, _getattr(mod, name), tracer._parameter_proxies)
 
 
-called_code = _hand_over(_patched_call, _call_code)
-"""What `Module.__call__` runs while somebody traces."""
+called = (_patched_call.__code__, _hand_over(_patched_call, _call_code))
+"""The code that `Module.__call__` runs while somebody traces."""

@@ -37,7 +37,7 @@ _CONSTANTS = {torch.Tensor: "_tensor_constant", torch.ScriptObject: "_torchbind_
               pytree.TreeSpec: "_tree_spec_constant"}  # fmt: skip
 _NOWHERE: Frame = ("<unknown>", 0, "?")
 _ROOT: tuple[str, Any] = ("", None)
-_HOOKS = frozenset(("create_node", "create_proxy", "call_module", "_patched_call"))
+_HOOKS = ("create_node", "create_proxy", "call_module")
 Root = torch.nn.Module | Callable[..., Any]
 Fixed = dict[str, Any] | tuple[Any, ...] | None
 Examples = tuple[Any, ...] | dict[str, Any] | None
@@ -65,7 +65,7 @@ class TracerBase:
     record_stack_traces = check_mutable_operations = trace_asserts = proxy_buffer_attributes = False
     traced_func_name: str = "forward"
     root: Any = None
-    root_function: Any = None
+    root_function = _examples = cast(Any, None)
     _inline = staticmethod(capture.inline)
     _tracing = _retracing = False
 
@@ -83,7 +83,8 @@ class TracerBase:
         self._raised: list[TraceError] = []
         self._notes, self._fresh = dict[str, Any](), dict[str, int]()
         self._warnings: dict[tuple[Any, ...], tuple[str, Frame]] = {}
-        self._examples: Any = None
+        hooks: Any = (vars(kind).get(name) for kind in type(self).__mro__ for name in _HOOKS)
+        self._hooks = (*{getattr(hook, "__code__", None) for hook in hooks}, *patches.called)
 
     @property
     def scope(self) -> Scope:
@@ -115,14 +116,13 @@ class TracerBase:
         if self.check_mutable_operations:
             self._check_mutable(node)
         if self._tracing:
-            meta = node.meta
             # Hooks and overrides of them are no lines of the program, nor a module's patched call.
             at, skip = cast(Any, sys._getframe(1)), 2
-            while at.f_code.co_name in _HOOKS:
+            while at.f_code in self._hooks:
                 at, skip = at.f_back, skip + 1
-            meta["source"] = call_site(4, True, skip + (at.f_code is patches.called_code))
+            node.meta["source"] = call_site(4, True, skip)
             if self.module_stack:
-                meta["nn_module_stack"] = self.module_stack
+                node.meta["nn_module_stack"] = self.module_stack
             origin = errors.running_node() if self._retracing else None
             if origin is not None:
                 add_ancestors(node, [origin])
