@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxlab
 from fxlab import TraceWarning
+from fxlab.tracing import keeping
 
 X = torch.ones(3)
 
@@ -387,6 +388,39 @@ def test_a_mode_that_the_program_changes_for_a_while_is_a_warning():
     gm, told = warnings_of(m)
     assert len(told) == 1 and "changes the mode of part" in told[0] and "eval()" in told[0]
     assert torch.equal(m(X), X) and not torch.equal(gm(X), X)
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.zeros(1).expand(2**40)  # no machine has room for a copy
+
+    def forward(self, x):
+        return x + self.table[:3]
+
+
+class Adding(Table):
+    def forward(self, x):
+        x += self.table[:3]
+        return x
+
+
+class Writing(Table):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.zeros(2**11)
+
+    def forward(self, x):
+        self.table.add_(0)
+        return x + 1
+
+
+@pytest.mark.parametrize("kind", [Table, Adding, Writing])
+def test_a_large_tensor_that_the_model_holds_is_not_copied(kind, monkeypatch):
+    monkeypatch.setattr(keeping, "MOST_BYTES", 2**12)
+    gm, told = warnings_of(kind())
+    assert torch.equal(gm(X.clone()), kind()(X.clone()))
+    assert len(told) == (kind is Writing) and all("not put back (it is too" in t for t in told)
 
 
 class Calls(nn.Module):

@@ -32,6 +32,7 @@ _OWN = frozenset(vars(Module()))
 _OWN_PARTS = sum(type(value) not in _PLAIN for value in vars(Module()).values())
 _DEEP = CONTAINERS | {collections.deque, collections.defaultdict, collections.Counter}
 _MOST = 5000  # values of a model that are looked into
+MOST_BYTES = 2**28  # of a tensor that is copied
 _MISSING = object()
 _setattr, _delattr = (
     types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
@@ -52,7 +53,7 @@ class Kept(NamedTuple):
         fields: Its `__dict__`.
         containers: (container, a copy, name) of each dict, list, set or deque in it, however deep,
             and of the `__dict__` of objects; the name is that of its attribute.
-        tensors: (name, tensor, its version, a copy) of each that is no parameter and no buffer.
+        tensors: (name, tensor, its version) of each that is no parameter and no buffer.
         others: The functions and generators of random numbers in it, which its code may use.
     """
 
@@ -60,7 +61,7 @@ class Kept(NamedTuple):
     path: str
     fields: dict[str, Any]
     containers: list[tuple[Any, Any, str]]
-    tensors: list[tuple[str, torch.Tensor, int | None, torch.Tensor]]
+    tensors: list[tuple[str, torch.Tensor, int | None]]
     others: list[Any]
 
 
@@ -121,7 +122,7 @@ def inlined(tracer: Tracer) -> list[Module]:
 
 
 def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
-    """Keep what modules hold; the containers in it are copied, and plain tensors."""
+    """Keep what modules hold; the containers in it are copied."""
     paths, kept, seen = tracer._paths(), list[Kept](), set[int]()
     for module in modules:
         fields = module.__dict__.copy()
@@ -145,7 +146,7 @@ def _keep_inside(todo: list[tuple[str, Any]], kept: Kept, seen: set[int]) -> Non
         seen.add(id(value))
         parts: Any = ()
         if kind is torch.Tensor:
-            kept.tensors.append((name, value, version_of(value), value.clone()))
+            kept.tensors.append((name, value, version_of(value)))
         elif kind in _DEEP:
             kept.containers.append((value, value.copy(), name))
             parts = value.values() if isinstance(value, dict) else value
@@ -196,14 +197,17 @@ def _is_changed(part: Kept) -> bool:
 
 
 def _put_back_tensors(tracer: Tracer, part: Kept) -> None:
-    for name, tensor, version, value in part.tensors:
+    for name, tensor, version in part.tensors:
         if version_of(tensor) != version:
-            with torch.no_grad():
-                tensor.copy_(value)
+            copy = tracer._notes["held"][id(tensor)]
+            if copy is not None:
+                with torch.no_grad():
+                    tensor.copy_(copy)
             where = f"{part.path}.{name}" if part.path else name
             tracer.warn(
                 "written",
-                f"the program writes into the tensor {where}, which is no buffer; it was put back, "
+                f"the program writes into the tensor {where}, which is no buffer; it was "
+                f"{'put back' if copy is not None else 'not put back (it is too large)'}, "
                 "and the graph does not write: use register_buffer",
             )
 

@@ -40,10 +40,12 @@ def watch(tracer: Tracer) -> Iterator[None]:
         if kind not in forwards:  # before `keep`: it compiles a GraphModule, which may set fields
             forwards[kind] = inspect.unwrap(getattr(kind, "forward", watch))
     kept = keeping.keep(tracer, modules)
-    tracer._notes["held"] = {id(held[1]) for part in kept for held in part.tensors}
     called = [(f, type(part.module)) for part in kept for f in part.others]
     methods = [(forward, kind) for kind, forward in forwards.items()]
     shown = reachable((tracer.root_function, object), *methods, *called)
+    most = keeping.MOST_BYTES if any(facts.writes for facts in shown.values()) else -1
+    held = {t: t.numel() * t.element_size() for part in kept for _, t, _ in part.tensors}
+    tracer._notes["held"] = {id(t): t.clone() if held[t] <= most else None for t in held}
     tracer._notes["asks_is"] = {f: facts.truth for f, facts in shown.items() if facts.truth}
     outside = Outside(shown, [used for part in kept for used in part.others])
     tracer._notes["generators"] = list(outside.generators)
