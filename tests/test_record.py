@@ -100,6 +100,26 @@ def chain(pairs):
     return fxlab.GraphModule(nn.Module(), graph)
 
 
+def test_users_that_are_given_a_value_are_one_step_each_and_go_back_and_forth(tmp_path):
+    def fold(gm):
+        (relu,) = gm.graph.find_nodes(op="call_function", target=torch.relu)
+        relu.replace_all_uses_with(5)
+        gm.graph.erase_node(relu)
+
+    def program(x):
+        y = torch.relu(x)
+        return y + 1, y * 2
+
+    gm = fxlab.symbolic_trace(program)
+    with record(gm) as timeline:
+        fold(gm)
+    assert [step.edit.kind for step in timeline.steps] == ["args", "args", "erase"]
+    assert gm(X) == (6, 10)
+    timeline.to_json(tmp_path / "story.json")
+    again = fxlab.Timeline.from_json(tmp_path / "story.json")
+    assert [step.sentence for step in again.steps] == [step.sentence for step in timeline.steps]
+
+
 def test_each_edit_of_a_pass_is_one_step_with_its_line_and_its_sentence():
     gm = fxlab.symbolic_trace(lambda x: torch.relu(x).neg())
     with record(gm) as timeline:

@@ -218,6 +218,12 @@ class Graph:
         self._listeners = tuple(x for x in self._listeners if x != listener)
         self._watched = bool(self._compiled or self._listeners)
 
+    def _edited(self, kind: str, node: Node, before: Any, after: Any) -> None:
+        """Count one edit of a Node, and tell it if somebody wants to know."""
+        self.version += 1
+        if self._watched:
+            self._changed(kind, node, before, after)
+
     def _changed(self, kind: str, node: Any, before: Any, after: Any) -> None:
         """Tell that one edit was done: generated code goes stale, listeners are called."""
         if kind not in ("module", "attr"):
@@ -315,10 +321,8 @@ class Graph:
         for node in to_erase._input_nodes:
             node.users.pop(to_erase, None)
         to_erase._input_nodes = ()
-        self.version += 1
-        if self._watched:
-            before = {"prev": prev, "args": to_erase._args, "kwargs": to_erase._kwargs}
-            self._changed("erase", to_erase, before, None)
+        before = {"prev": prev, "args": to_erase._args, "kwargs": to_erase._kwargs}
+        self._edited("erase", to_erase, before, None)
 
     def _move(self, node: Node, prev: Node, following: Node) -> None:
         """Put `node` between two neighbours: what `Node.prepend` and `append` do."""
@@ -330,9 +334,7 @@ class Graph:
         old = node._prev
         self._unlink(node)
         self._link(node, prev)
-        self.version += 1
-        if self._watched:
-            self._changed("move", node, {"prev": old}, {"prev": prev})
+        self._edited("move", node, {"prev": old}, {"prev": prev})
 
     # -- creators -------------------------------------------------------------------------------
 

@@ -315,22 +315,16 @@ class Node:
         """Do `_set_args`, or another change of the arguments, as one edit."""
         graph, before = self.graph, {"args": self._args, "kwargs": self._kwargs}
         (change or self._set_args)(args, kwargs)
-        graph.version += 1
-        if graph._watched:
-            after = {"args": self._args, "kwargs": self._kwargs}
-            graph._changed("args", self, before, after)
+        graph._edited("args", self, before, {"args": self._args, "kwargs": self._kwargs})
 
     def _edit_field(self, kind: str, **fields: Any) -> None:
         """Set one or two of op, target, type, name as one edit."""
         if fields.get("op", self._op) not in _legal_ops:
             _refuse_target(self._name, fields["op"], self._target)
-        graph = self.graph
         before = {key: getattr(self, "_" + key) for key in fields}
         for key, value in fields.items():
             setattr(self, "_" + key, value)
-        graph.version += 1
-        if graph._watched:
-            graph._changed(kind, self, before, fields)
+        self.graph._edited(kind, self, before, fields)
 
     def _set_name(self, name: str) -> None:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -397,18 +391,22 @@ class Node:
         """Set the keyword argument `key` to `arg`."""
         self._edit_args(self._args, {**self._kwargs, key: arg})
 
-    def replace_input_with(self, old_input: Node, new_input: Node) -> None:
-        """Read `new_input` wherever this Node reads `old_input`."""
-        old_input._tell_hooks(new_input._name, self)
-        self._edit_args(old_input, new_input, self._swap)
+    def replace_input_with(self, old_input: Node, new_input: Argument) -> None:
+        """Read `new_input`, a Node or a value, wherever this Node reads `old_input`."""
+        if isinstance(new_input, Node):
+            old_input._tell_hooks(new_input._name, self)
+            return self._edit_args(old_input, new_input, self._swap)
+        read = (self._args, self._kwargs)
+        self._edit_args(*map_arg(read, lambda node: new_input if node is old_input else node))
 
     def replace_all_uses_with(
-        self, replace_with: Node, delete_user_cb: Callable[[Node], bool] | None = None, *,
+        self, replace_with: Argument, delete_user_cb: Callable[[Node], bool] | None = None, *,
         propagate_meta: bool = False) -> list[Node]:  # fmt: skip
         """Make every user of this Node read `replace_with` instead: one edit, the reroute.
 
         Args:
             replace_with: the Node to read from now on; its `meta["from"]` tells what it replaces.
+                Or a value, such as a number or a tuple of Nodes: then each user is one edit.
             delete_user_cb: called for each user; a false answer leaves that user alone.
             propagate_meta: copy this Node's meta to `replace_with`, which must have none.
 
@@ -420,24 +418,27 @@ class Node:
         Raises:
             RewriteError: `propagate_meta` is asked for and `replace_with` has meta of its own.
         """
+        new = replace_with if isinstance(replace_with, Node) else None
         if propagate_meta:
-            if set(replace_with.meta) - {"source", "nn_module_stack", "from", "made_by"}:
+            kept = {"source", "nn_module_stack", "from", "made_by"}
+            if new is None or set(new.meta) - kept:
                 raise RewriteError("propagate_meta=True needs a node without meta of its own",
-                                   node=replace_with, hint="copy the keys by hand")  # fmt: skip
-            replace_with.meta.update(self.meta)
+                                   node=new or self, hint="copy the keys by hand")  # fmt: skip
+            new.meta.update(self.meta)
         before: list[tuple[Node, Any, Any]] = []
         for user in list(self.users):
             if delete_user_cb is None or delete_user_cb(user):
-                self._tell_hooks(replace_with._name, user)
                 before.append((user, user._args, user._kwargs))
-                user._swap(self, replace_with)
-        if replace_with is not self:
-            add_ancestors(replace_with, [self])
+                if new is None:
+                    user.replace_input_with(self, replace_with)
+                else:
+                    self._tell_hooks(new._name, user)
+                    user._swap(self, new)
         changed = [user for user, _, _ in before]
-        self.graph.version += 1
-        if self.graph._watched:
-            after = {"to": replace_with, "users": changed}
-            self.graph._changed("reroute", self, {"users": before}, after)
+        if new is not None:
+            if new is not self:
+                add_ancestors(new, [self])
+            self.graph._edited("reroute", self, {"users": before}, {"to": new, "users": changed})
         return changed
 
     def is_impure(self, impure_random: bool = True) -> bool:
