@@ -13,6 +13,7 @@ from torch import nn
 
 import fxlab
 from fxlab.passes import const_fold, cse, dce
+from tests.clocks import own_seconds, times_as_long
 from tests.random_graphs import random_program, run
 
 torch.set_num_threads(1)
@@ -255,9 +256,6 @@ def test_const_fold_says_when_a_constant_fails():
 
 @pytest.mark.parametrize("pass_", PASSES, ids=lambda p: p.__name__)
 def test_clean_ups_are_linear(pass_):
-    import gc
-    import time
-
     def seconds(size):
         graph = fxlab.Graph()
         x = y = graph.placeholder("x")
@@ -266,16 +264,10 @@ def test_clean_ups_are_linear(pass_):
             graph.call_function(torch.add, (x, i % 5))
         graph.output(y)
         gm = fxlab.GraphModule(nn.Module(), graph)
-        gc.disable()  # collections fall on some runs and not on others
-        start = time.process_time()
-        pass_(gm)
-        used = time.process_time() - start
-        gc.enable()
-        return used
+        return own_seconds(lambda: pass_(gm))
 
-    small = min(seconds(1000) for _ in range(3))
-    large = min(seconds(8000) for _ in range(3))
-    assert large < 8 * 3 * small  # quadratic would be 64 times
+    # 8 if linear, 64 if quadratic
+    assert times_as_long(lambda: seconds(8000), lambda: seconds(1000), rounds=3) < 24
 
 
 def test_cse_is_linear_where_one_node_reads_thousands_of_equal_ones():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ import fxlab
 from fxlab import RewriteError, SubgraphMatcher, explain_mismatch, replace_pattern
 from fxlab.explorer.undo import undo
 from fxlab.passes.rewriter import replace_pattern_with_filters
+from tests.clocks import own_seconds, times_as_long
 
 
 class TwoBranches(nn.Module):
@@ -665,23 +664,19 @@ def straight(n: int, lab: Any) -> Any:
 
 
 def seconds(n: int, lab: Any, replace: Callable[..., Any]) -> float:
-    gm = straight(n, lab)
-    gc.collect()
-    gc.disable()
-    try:
-        begin = time.process_time()
-        matches = replace(gm, lambda x: torch.relu(x), lambda x: F.gelu(x))
-        took = time.process_time() - begin
-    finally:
-        gc.enable()
+    gm, matches = straight(n, lab), []
+    took = own_seconds(
+        lambda: matches.extend(replace(gm, lambda x: torch.relu(x), lambda x: F.gelu(x)))
+    )
     assert len(matches) == n // 2
     return took
 
 
 def test_rewriting_grows_linearly() -> None:
-    small = statistics.median(seconds(1000, fxlab, replace_pattern) for _ in range(5))
-    large = statistics.median(seconds(8000, fxlab, replace_pattern) for _ in range(3))
-    assert large < 14 * small  # 8 times the nodes; the rest is the noise of a shared machine
+    def of(n: int) -> Callable[[], float]:
+        return lambda: seconds(n, fxlab, replace_pattern)
+
+    assert times_as_long(of(8000), of(1000), rounds=3) < 14  # 8 if linear, 64 if quadratic
 
 
 def test_patterns_with_several_results_are_found_in_linear_time() -> None:
@@ -695,23 +690,15 @@ def test_patterns_with_several_results_are_found_in_linear_time() -> None:
         return fxlab.GraphModule(nn.Module(), graph)
 
     def once(n: int) -> float:
-        gm = build(n)
-        gc.collect()
-        gc.disable()
-        try:
-            begin = time.process_time()
-            found = replace_pattern(
-                gm, lambda x: (torch.neg(x), torch.exp(x)), lambda x: (torch.sin(x), torch.cos(x))
-            )
-            took = time.process_time() - begin
-        finally:
-            gc.enable()
+        gm, found = build(n), []
+        pattern, by = lambda x: (torch.neg(x), torch.exp(x)), lambda x: (torch.sin(x), torch.cos(x))
+        took = own_seconds(lambda: found.extend(replace_pattern(gm, pattern, by)))
         assert len(found) == n
         gm.graph.lint()
         return took
 
-    small = min(once(250) for _ in range(4))
-    assert min(once(2000) for _ in range(3)) < 16 * small
+    # 8 if linear, 64 if quadratic
+    assert times_as_long(lambda: once(2000), lambda: once(250), rounds=3) < 16
 
 
 def test_a_replacement_that_hands_on_an_input_is_refused_where_the_graph_writes():

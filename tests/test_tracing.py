@@ -6,9 +6,7 @@ import collections
 import contextlib
 import copy
 import functools
-import gc
 import random
-import time
 import types
 import warnings
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 import fxlab
 from fxlab import TraceError, TraceWarning
+from tests.clocks import own_seconds, times_as_long
 
 X = torch.tensor([1.0, -2.0, 3.0])
 
@@ -542,20 +541,13 @@ def test_tracing_a_long_graph_module_again_is_linear():
             x = graph.call_function(torch.relu, (x,))
         graph.output(x)
         gm = fxlab.GraphModule(nn.Module(), graph)
-        forward = gm.forward.__func__
-        gc.disable()  # a full collection walks all that other tests of the process have left
-        try:
-            start = time.process_time()
-            again = fxlab.symbolic_trace(gm)
-            spent = time.process_time() - start
-        finally:
-            gc.enable()
-        assert len(again.graph.nodes) == n + 2 and forward not in questions._facts
+        forward, again = gm.forward.__func__, []
+        spent = own_seconds(lambda: again.append(fxlab.symbolic_trace(gm)))
+        assert len(again[0].graph.nodes) == n + 2 and forward not in questions._facts
         return spent
 
-    seconds(100)
-    few, many = (min(seconds(n) for _ in range(3)) for n in (750, 6000))
-    assert many < 24 * few  # 8 if linear, 64 if not
+    # 8 if linear, 64 if not
+    assert times_as_long(lambda: seconds(6000), lambda: seconds(750), rounds=3) < 24
 
 
 # -- what example inputs cannot know, and what torch's own Python refuses -----------------------
