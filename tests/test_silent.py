@@ -9,6 +9,7 @@ import copy
 import json
 import math
 import pickle
+import random
 import sys
 import types
 import warnings
@@ -417,7 +418,7 @@ class Writing(Table):
 
 @pytest.mark.parametrize("kind", [Table, Adding, Writing])
 def test_a_large_tensor_that_the_model_holds_is_not_copied(kind, monkeypatch):
-    monkeypatch.setattr(keeping, "MOST_BYTES", 2**12)
+    monkeypatch.setattr(keeping, "_MOST_BYTES", 2**12)
     gm, told = warnings_of(kind())
     assert torch.equal(gm(X.clone()), kind()(X.clone()))
     assert len(told) == (kind is Writing) and all("not put back (it is too" in t for t in told)
@@ -517,6 +518,76 @@ def test_what_the_model_holds_and_the_program_only_reads_is_no_warning(name):
     m = Model(lambda m, x: x * len(str(HELD[name][1](m.held))))
     m.held = HELD[name][0]()
     assert warnings_of(m)[1] == []
+
+
+class Moving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.update()
+        return self.two(x) + self.calls
+
+    def update(self):
+        raise NotImplementedError
+
+
+class Sets(Moving):
+    def update(self):
+        for one, two in zip(self.one.parameters(), self.two.parameters(), strict=True):
+            two.data = two.data * 0.9 + one.data * 0.1
+
+
+class Decorated(Moving):
+    @torch.no_grad()
+    def update(self):
+        for one, two in zip(self.one.parameters(), self.two.parameters(), strict=True):
+            two.mul_(0.9).add_(one, alpha=0.1)
+
+
+class States(Moving):
+    def update(self):
+        state = self.one.state_dict()
+        for name, value in self.two.state_dict().items():
+            value.copy_(state[name])
+
+
+class Buffers(Moving):
+    def update(self):
+        for _, buffer in self.named_buffers():
+            buffer += 1
+
+
+class Loads(Moving):
+    def update(self):
+        self.two.load_state_dict(self.one.state_dict())
+
+
+@pytest.mark.parametrize("kind", [Sets, Decorated, States, Buffers, Loads])
+def test_a_parameter_or_buffer_that_the_program_writes_into_itself_is_put_back_and_said(kind):
+    m = kind()
+    before = {name: (value, value.clone()) for name, value in m.state_dict(keep_vars=True).items()}
+    gm, told = warnings_of(m)
+    assert len(told) == 1 and "writes into the tensor" in told[0] and "put back" in told[0]
+    for name, value in m.state_dict(keep_vars=True).items():
+        assert value is before[name][0] and torch.equal(value, before[name][1])
+    assert torch.equal(gm(X), m.two(X)) and not torch.equal(gm(X), m(X))
+
+
+class Draws(nn.Module):
+    def forward(self, x):
+        return x * self.factor()
+
+    def factor(self):
+        return random.random()
+
+
+def test_what_a_method_of_the_root_does_is_seen():
+    for m in (Draws(), nn.Sequential(Draws())):
+        (told,) = warnings_of(m)[1]
+        assert "random numbers from random" in told
 
 
 LOOKED_UP = {

@@ -39,7 +39,7 @@ _SHARING = ("as_tensor", "from_numpy")
 _TAKE_A_DEVICE = _device_constructors()  # torch keeps this set: it must not see our stand-ins
 _ABOUT_SHAPE = frozenset(
     "size dim numel nelement stride __len__ is_floating_point is_complex element_size "
-    "is_contiguous storage_offset get_device untyped_storage".split()
+    "is_contiguous storage_offset get_device untyped_storage is_inference data_ptr".split()
 )
 
 
@@ -117,7 +117,7 @@ class _Written(TorchFunctionMode):
         self.views: dict[int, tuple[torch.Tensor, Any]] = {}
         self.reads: dict[int, dict[Node, None]] = {}
         """Memory -> the Nodes that read a constant in it, as far as they were seen."""
-        self.versions: dict[Node, tuple[torch.Tensor, int | None]] = {}
+        self.versions: dict[Node, tuple[torch.Tensor, Any]] = {}
         """Node that reads a constant -> that, and how often it had been written into by then."""
 
     def own(self, base: torch.Tensor) -> None:

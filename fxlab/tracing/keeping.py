@@ -11,10 +11,12 @@ import collections
 import operator
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from fxlab.core import patches
@@ -24,6 +26,7 @@ from fxlab.core.node import Node
 from fxlab.core.proxy import Proxy
 from fxlab.core.state import peek
 from fxlab.core.tracer import Tracer, TracerBase
+from fxlab.tracing.questions import Facts
 
 CONTAINERS = frozenset((dict, list, set))
 _USED = frozenset((types.FunctionType, torch.Generator))
@@ -32,7 +35,12 @@ _OWN = frozenset(vars(Module()))
 _OWN_PARTS = sum(type(value) not in _PLAIN for value in vars(Module()).values())
 _DEEP = CONTAINERS | {collections.deque, collections.defaultdict, collections.Counter}
 _MOST = 5000  # values of a model that are looked into
-MOST_BYTES = 2**28  # of a tensor that is copied
+_MOST_BYTES = 2**28  # of a tensor that is copied
+MEMBERS = frozenset(
+    "parameters named_parameters buffers named_buffers state_dict load_state_dict get_parameter "
+    "get_buffer _parameters _buffers __dict__ vars".split()
+)
+"""Names by which a program reaches parameters and buffers themselves, and no Proxies of them."""
 _MISSING = object()
 _setattr, _delattr = (
     types.FunctionType(f.__code__, f.__globals__, closure=f.__closure__)
@@ -53,7 +61,7 @@ class Kept(NamedTuple):
         fields: Its `__dict__`.
         containers: (container, a copy, name) of each dict, list, set or deque in it, however deep,
             and of the `__dict__` of objects; the name is that of its attribute.
-        tensors: (name, tensor, its version) of each that is no parameter and no buffer.
+        tensors: (name, tensor, its data, its version) of each that is no parameter and no buffer.
         others: The functions and generators of random numbers in it, which its code may use.
     """
 
@@ -61,7 +69,7 @@ class Kept(NamedTuple):
     path: str
     fields: dict[str, Any]
     containers: list[tuple[Any, Any, str]]
-    tensors: list[tuple[str, torch.Tensor, int | None]]
+    tensors: list[tuple[str, torch.Tensor, torch.Tensor, Any]]
     others: list[Any]
 
 
@@ -136,6 +144,24 @@ def keep(tracer: Tracer, modules: list[Module]) -> list[Kept]:
     return kept
 
 
+def members(tracer: Tracer) -> list[Kept]:
+    """Keep the parameters and buffers of the model."""
+    kept = [Kept(m, path, vars(m).copy(), [], [], []) for m, path in tracer._paths().items()]
+    for part in kept:
+        for name, value in (*part.module._parameters.items(), *part.module._buffers.items()):
+            if value is not None and not is_lazy(value):
+                part.tensors.append((name, value, value.detach(), version_of(value)))
+    return kept
+
+
+def copies(kept: list[Kept], code: Iterable[Facts]) -> dict[int, torch.Tensor | None]:
+    """Return id -> a copy of each tensor that is kept; None if no code may write, or it is large."""
+    held = {id(tensor): data for part in kept for _, tensor, data, _ in part.tensors}
+    most = _MOST_BYTES if any(facts.writes for facts in code) else -1
+    sizes = {key: data.numel() * data.element_size() for key, data in held.items()}
+    return {key: data.clone() if sizes[key] <= most else None for key, data in held.items()}
+
+
 def _keep_inside(todo: list[tuple[str, Any]], kept: Kept, seen: set[int]) -> None:
     """Keep what values of a module hold; of objects but Python's and torch's, their attributes."""
     kept.others.extend([value for _, value in todo if type(value) in _USED])
@@ -146,7 +172,7 @@ def _keep_inside(todo: list[tuple[str, Any]], kept: Kept, seen: set[int]) -> Non
         seen.add(id(value))
         parts: Any = ()
         if kind is torch.Tensor:
-            kept.tensors.append((name, value, version_of(value)))
+            kept.tensors.append((name, value, value.detach(), version_of(value)))
         elif kind in _DEEP:
             kept.containers.append((value, value.copy(), name))
             parts = value.values() if isinstance(value, dict) else value
@@ -197,18 +223,21 @@ def _is_changed(part: Kept) -> bool:
 
 
 def _put_back_tensors(tracer: Tracer, part: Kept) -> None:
-    for name, tensor, version in part.tensors:
+    for name, tensor, data, version in part.tensors:
         if version_of(tensor) != version:
-            copy = tracer._notes["held"][id(tensor)]
-            if copy is not None:
-                with torch.no_grad():
+            copy, written = tracer._notes["held"][id(tensor)], version_of(data) != version
+            with torch.no_grad():
+                tensor.data = data  # if others were set
+                if written and copy is not None:
                     tensor.copy_(copy)
             where = f"{part.path}.{name}" if part.path else name
+            lost = written and copy is None
             tracer.warn(
                 "written",
-                f"the program writes into the tensor {where}, which is no buffer; it was "
-                f"{'put back' if copy is not None else 'not put back (it is too large)'}, "
-                "and the graph does not write: use register_buffer",
+                f"the program writes into the tensor {where}, and the graph does not; it was "
+                f"{'not put back (it is too large)' if lost else 'put back'}: only what is a "
+                "parameter or buffer (register_buffer) and reached as an attribute is traced",
+                first_line(tracer.root_function),
             )
 
 
@@ -219,12 +248,13 @@ def _tensors_read(tracer: Tracer) -> list[tuple[Node, Any]]:
     return [(n, peek(tracer.root, str(n.target))) for n in nodes if n.target not in kept]
 
 
-def version_of(tensor: torch.Tensor) -> int | None:
-    """Return how often a tensor was written into; torch does not count that in inference mode."""
-    try:
-        return tensor._version
-    except RuntimeError:
-        return None
+def version_of(tensor: torch.Tensor) -> Any:
+    """Return what is another one if a tensor was written into, or given other data.
+
+    Torch does not count writes in inference mode.
+    """
+    where = tensor.data_ptr() if tensor.layout is torch.strided else 0
+    return (where, None if tensor.is_inference() else tensor._version)
 
 
 def equal(a: Any, b: Any) -> bool:

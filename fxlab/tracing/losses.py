@@ -42,10 +42,10 @@ def watch(tracer: Tracer) -> Iterator[None]:
     kept = keeping.keep(tracer, modules)
     called = [(f, type(part.module)) for part in kept for f in part.others]
     methods = [(forward, kind) for kind, forward in forwards.items()]
-    shown = reachable((tracer.root_function, object), *methods, *called)
-    most = keeping.MOST_BYTES if any(facts.writes for facts in shown.values()) else -1
-    held = {t: t.numel() * t.element_size() for part in kept for _, t, _ in part.tensors}
-    tracer._notes["held"] = {id(t): t.clone() if held[t] <= most else None for t in held}
+    shown = reachable(*methods, *called, (tracer.root_function, object))
+    code = [facts for facts in shown.values() if facts.names & keeping.MEMBERS]
+    members = keeping.members(tracer) if code else []
+    tracer._notes["held"] = keeping.copies(kept, shown.values()) | keeping.copies(members, code)
     tracer._notes["asks_is"] = {f: facts.truth for f, facts in shown.items() if facts.truth}
     outside = Outside(shown, [used for part in kept for used in part.others])
     tracer._notes["generators"] = list(outside.generators)
@@ -55,7 +55,7 @@ def watch(tracer: Tracer) -> Iterator[None]:
         asking.warn_of_code(tracer, shown, [tracer.root_function, *forwards.values()])
         _warn_of_root(tracer)
     finally:
-        keeping.put_back(tracer, kept)
+        keeping.put_back(tracer, kept + members)
         outside.put_back(tracer)
 
 

@@ -12,6 +12,7 @@ import ast
 import bisect
 import contextlib
 import functools
+import inspect
 import itertools
 import linecache
 import re
@@ -71,6 +72,7 @@ def facts(function: types.FunctionType) -> Facts:
             _read(code, found)
         found.draws = any(map(_DRAWS, found.names))
         found.writes |= any(name[-1:] == "_" != name[-2:-1] for name in found.names)
+        found.writes |= "load_state_dict" in found.names
     return found
 
 
@@ -115,7 +117,8 @@ def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
         functions: Functions, each with the class whose methods it may call.
     """
     todo, found = list(functions), dict[types.FunctionType, Facts]()
-    for function, owner in todo:  # grows meanwhile
+    for given, owner in todo:  # grows meanwhile
+        function = inspect.unwrap(given) if isinstance(given, _FUNCTIONS) else given
         if (
             isinstance(function, types.FunctionType)
             and function not in found
@@ -126,15 +129,18 @@ def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
             values = [table[name] for name in names & table.keys()]
             values += contents(function.__closure__ or ())
             for value in (owner, *values) if owner is not object else values:
-                if isinstance(value, types.FunctionType):
+                if isinstance(value, _FUNCTIONS):
                     todo.append((value, object))
                 elif isinstance(value, types.ModuleType):
                     todo += [(vars(value)[name], object) for name in names & vars(value).keys()]
                 else:
                     kind: Any = value if isinstance(value, type) else type(value)
                     methods = (getattr(kind, name, None) for name in (*names, "__call__"))
-                    todo += [(m, kind) for m in methods if isinstance(m, types.FunctionType)]
+                    todo += [(m, kind) for m in methods if isinstance(m, _FUNCTIONS)]
     return found
+
+
+_FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
 
 
 def contents(cells: Iterable[types.CellType]) -> list[Any]:
