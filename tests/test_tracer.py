@@ -871,3 +871,19 @@ def test_a_root_may_be_a_graph_module_of_torch_fx_or_torch_export():
     double = torch.fx.symbolic_trace(lambda x: x * 2)
     assert len(fxlab.replace_pattern(gm, theirs, double)) == 1
     assert torch.equal(gm(x), torch.relu(x * 2))
+
+
+def test_a_tracer_may_say_what_the_roots_scope_is_as_torchs_own_quantizer_does():
+    from fxlab.proxy import Scope
+
+    class Mine(fxlab.Tracer):
+        def __init__(self):
+            super().__init__()
+            self.scope = Scope("top", torch.nn.Sequential)
+
+    tracer = Mine()
+    graph = tracer.trace(torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU())))
+    assert tracer.scope == Scope("top", torch.nn.Sequential)
+    assert tracer.node_name_to_scope["input_1"] == ("top", torch.nn.Sequential)
+    (relu,) = graph.find_nodes(op="call_module", target="0.0")
+    assert tracer.node_name_to_scope[relu.name] == ("0.0", torch.nn.ReLU)

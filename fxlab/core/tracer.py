@@ -17,7 +17,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -36,7 +36,6 @@ _PLAIN = frozenset((*base_types, type(None), type(...))) - {torch.Tensor}
 _CONSTANTS = {torch.Tensor: "_tensor_constant", torch.ScriptObject: "_torchbind_obj",
               pytree.TreeSpec: "_tree_spec_constant"}  # fmt: skip
 _NOWHERE: Frame = ("<unknown>", 0, "?")
-_ROOT: tuple[str, Any] = ("", None)
 _HOOKS = ("create_node", "create_proxy", "call_module")
 Root = torch.nn.Module | Callable[..., Any]
 Fixed = dict[str, Any] | tuple[Any, ...] | None
@@ -45,11 +44,11 @@ recorded: list[Callable[[Any, Node], None]] = []
 """Told of each Node that is recorded in a trace that has constants: (tracer, node)."""
 
 
-class Scope:
+class Scope(NamedTuple):
     """The module whose forward is being traced: its dotted path and its class."""
 
-    def __init__(self, module_path: str, module_type: Any) -> None:
-        self.module_path, self.module_type = module_path, module_type
+    module_path: str
+    module_type: Any
 
 
 def assert_fn(x: Any) -> None:
@@ -68,6 +67,7 @@ class TracerBase:
     root_function = _examples = cast(Any, None)
     _inline = staticmethod(capture.inline)
     _tracing = _retracing = False
+    _top = Scope("", None)
 
     def __init__(self) -> None:
         self._reset()
@@ -86,16 +86,15 @@ class TracerBase:
         hooks: Any = (vars(kind).get(name) for kind in type(self).__mro__ for name in _HOOKS)
         self._hooks = (*{getattr(hook, "__code__", None) for hook in hooks}, *patches.called)
 
-    @property
-    def scope(self) -> Scope:
-        """The module whose forward is being traced."""
-        return Scope(*[_ROOT, *self.module_stack.values()][-1])
+    scope: Any = property(lambda self: Scope(*[self._top, *self.module_stack.values()][-1]),
+                          lambda self, to: setattr(self, "_top", to), None,
+                          "The module whose forward is traced; settable for the root.")  # fmt: skip
 
     @property
     def node_name_to_scope(self) -> dict[str, tuple[str, Any]]:
         """Name of each Node -> path and class of the module in whose forward it was made."""
         stacks = ((n.name, n.meta.get("nn_module_stack", {})) for n in self.graph.nodes)
-        return {name: [_ROOT, *stack.values()][-1] for name, stack in stacks}
+        return {name: [self._top, *stack.values()][-1] for name, stack in stacks}
 
     def create_node(self, kind: str, target: Target, args: Args, kwargs: Kwargs,
                     name: str | None = None, type_expr: Any = None) -> Node:  # fmt: skip
