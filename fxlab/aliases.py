@@ -35,12 +35,15 @@ _PATHS: dict[str, tuple[str, str]] = {
                          "get_signature_for_torch_op create_type_hint type_matches "
                          "normalize_function normalize_module"),
     "tensor_type": ("torch.fx.tensor_type", "Dyn TensorType is_consistent is_more_precise"),
-    "passes.pass_manager": ("passes.manager passes.base", "PassManager"),
+    "passes.pass_manager": ("passes.manager passes.wrappers", "PassManager inplace_wrapper "
+                            "log_hook loop_pass this_before_that_pass_constraint "
+                            "these_before_those_pass_constraint"),
     "passes.infra": ("", "pass_base pass_manager partitioner"),
     "passes.infra.pass_base": ("passes.base", "PassBase PassResult"),
-    "passes.infra.pass_manager": ("passes.manager passes.base", "PassManager"),
+    "passes.infra.pass_manager": ("passes.manager passes.wrappers passes.base", "PassManager "
+                                  "pass_result_wrapper this_before_that_pass_constraint"),
     "passes.infra.partitioner": ("passes.partition", "CapabilityBasedPartitioner Partition"),
-    "passes.operator_support": ("passes.partition passes.operator_support", "OperatorSupport "
+    "passes.operator_support": ("passes.partition", "OperatorSupport "
                                 "OperatorSupportBase create_op_support chain any_chain OpSupports"),
     "passes.split_module": ("passes.split", "split_module"),
     "passes.utils": ("", "matcher_utils"),

@@ -77,14 +77,21 @@ DIFFERENCES: tuple[Difference, ...] = (
         "what is lost is said",
         "text of a Proxy as a key or in a comparison, `isinstance`, `match`, `x.__class__`, "
         "`type(x)`, `callable(x)`, `hasattr`, `x.grad_fn is None`, `x.dtype is torch.float32`, "
-        "`x is None` for an optional input, a dtype or a shape as a key, "
+        "`x is None` for an optional input, `x is y`, a dtype or a shape as a key, "
+        "operations in a `try`, parameters that `parameters()` gives, "
         "`torch.is_grad_enabled()`, a dispatch mode, a mode changed for a while, a `__call__` of "
         "the model's own, a random constant, a Proxy stored on the model or in a global: silently "
         "baked",
-        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is None`, "
+        "a TraceWarning with file and line, kept in `gm.meta['trace_warnings']`. `is`, "
         "`type` and `callable` ask no method of a Proxy: they are read from the code of the traced "
         "function and of forwards, for their parameters only",
         "a trace must not change meaning without a word",
+    ),
+    Difference(
+        "autograd Functions",
+        "`Fn.apply(x)` is traced into: the operations of its forward, without its backward",
+        "one call of `Fn.apply`; torch's own Functions are traced into",
+        "gradients would change without a word",
     ),
     Difference(
         "shapes at trace time",
@@ -223,6 +230,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         "it keeps its place there; it goes to the end where it begins to read",
         "who steps through an edit sees what it changed, and nothing else",
     ),
+    Difference(
+        "pass manager",
+        "`PassManager` edits the module that it is given; the one of `passes.pass_manager` returns "
+        "a module",
+        "works on a copy and returns a PassResult, under both paths; a pass may return None",
+        "the program before the pass that broke it is kept",
+    ),
 )
 
 MISSING: dict[str, str] = {
@@ -230,6 +244,15 @@ MISSING: dict[str, str] = {
     "graph_module.reduce_graph_module": "unpickling helper of torch.fx's re-tracing pickle; fxlab "
     "pickles the graph itself",
     "graph_module.reduce_package_graph_module": "the same, for torch.package",
+    **dict.fromkeys(
+        (
+            "passes.pass_manager.PassManager.build_from_passlist",
+            "passes.pass_manager.PassManager.remove_pass",
+            "passes.pass_manager.PassManager.replace_pass",
+            "passes.pass_manager.PassManager.validate",
+        ),
+        "of the older of torch.fx's two pass managers; both paths lead to the newer one here",
+    ),
     "proxy.ScopeContextManager": "bookkeeping inside torch.fx's call_module",
     "proxy.MetaProxy": "an experiment of torch.fx that executes fake tensors while tracing; "
     "`example_inputs` of symbolic_trace serves the purpose",

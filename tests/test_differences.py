@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import operator
 import pickle
@@ -413,6 +414,35 @@ def _() -> None:
     with pytest.raises(AttributeError):
         theirs(X)
     assert torch.equal(ours(X), X + 1)
+
+
+@row("pass manager")
+def _() -> None:
+    older = importlib.import_module("torch.fx.passes.pass_manager").PassManager
+    newer = importlib.import_module("torch.fx.passes.infra.pass_manager").PassManager
+    ours_newer = importlib.import_module("fxlab.passes.infra.pass_manager").PassManager
+    ours_older = importlib.import_module("fxlab.passes.pass_manager").PassManager
+
+    def to_neg(gm):
+        (relu,) = (node for node in gm.graph.nodes if node.target is torch.relu)
+        relu.target = torch.neg
+        gm.recompile()
+        return gm
+
+    def wrapped(gm):
+        return importlib.import_module("torch.fx.passes.infra.pass_base").PassResult(
+            to_neg(gm), True
+        )
+
+    for manager, its_pass in ((newer, wrapped), (older, to_neg)):
+        theirs, ours = both(lambda x: torch.relu(x))
+        result = manager([its_pass])(theirs)
+        edited = result if manager is older else result.graph_module
+        assert torch.equal(edited(X), -X) and torch.equal(theirs(X), -X)
+        for kept in (ours_newer, ours_older):
+            result = kept([to_neg])(ours)
+            assert result.modified and torch.equal(result.graph_module(X), -X)
+            assert torch.equal(ours(X), X.relu())
 
 
 @pytest.mark.parametrize("name", [d.name for d in DIFFERENCES])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 import random
+from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import nn
 
 import fxlab
@@ -162,6 +165,42 @@ def test_support_is_said_by_dtype_rank_predicate_and_name_and_can_be_combined() 
     assert chain(table, floats).reason({}, nodes["relu"]) is None
     assert any_chain(table, named).reason({}, nodes["add"]) is not None
     assert get_node_target({}, nodes["relu"]) == "torch.relu"
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_a_subclass_of_the_support_table_decides_by_is_node_supported(fx: Any) -> None:
+    """The way in which passes for torch.fx say what a device can do."""
+    support = importlib.import_module(f"{fx.__name__}.passes.operator_support")
+    partitioner = importlib.import_module(f"{fx.__name__}.passes.infra.partitioner")
+
+    class Adds(support.OperatorSupport):
+        def is_node_supported(self, submodules: Any, node: Any) -> bool:
+            known = super().is_node_supported(submodules, node)
+            return node.op == "call_function" and (known or node.target is operator.add)
+
+    def parts(rules: Any) -> list[list[str]]:
+        gm = fx.symbolic_trace(lambda a, b: torch.relu(a + b + a).neg().abs() + a)
+        found = partitioner.CapabilityBasedPartitioner(
+            gm, rules, allows_single_node_partition=True
+        ).propose_partitions()
+        return sorted(sorted(node.name for node in part.nodes) for part in found)
+
+    adds = Adds({"torch.relu": None})
+    assert parts(adds) == [["add", "add_1", "relu"], ["add_2"]]
+    for both in (support.chain(adds, adds), support.any_chain(adds, Adds())):
+        assert parts(both) == parts(adds)
+
+
+def test_what_a_subclass_refuses_is_named() -> None:
+    class Nothing(OperatorSupport):
+        def is_node_supported(self, submodules: Any, node: Any) -> bool:
+            return False
+
+    gm = fxlab.symbolic_trace(lambda x: torch.relu(x) + 1)
+    partitioner = CapabilityBasedPartitioner(gm, Nothing({torch.relu: None}))
+    assert partitioner.propose_partitions() == []
+    assert partitioner.reasons["relu"] == "torch.relu is not supported"
+    assert "not in the support table" in partitioner.reasons["add"]
 
 
 def test_items_of_a_tuple_stay_with_the_node_that_makes_it() -> None:

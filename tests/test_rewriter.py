@@ -325,6 +325,26 @@ def test_submodules_match_by_name_and_can_be_replaced() -> None:
     torch.testing.assert_close(gm(x, w), torch.cat([-x, -w]).sum() + (-x).max())
 
 
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_a_module_given_as_replacement_takes_away_what_nothing_calls_any_more(fx: Any) -> None:
+    class Squash(nn.Module):
+        def __init__(self, squash: nn.Module) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            setattr(self, type(squash).__name__.lower(), squash)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.tanh(x) if hasattr(self, "tanh") else self.sigmoid(x))
+
+    gm = fx.symbolic_trace(Squash(nn.Sigmoid()))
+    fc = gm.fc
+    assert len(fx.replace_pattern(gm, Squash(nn.Sigmoid()), Squash(nn.Tanh()))) == 1
+    assert sorted(dict(gm.named_children())) == ["fc", "tanh"]
+    assert gm.fc is fc, "a path that is there already keeps its meaning"
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(gm(x), fc(torch.tanh(x)))
+
+
 def test_filters_callback_names_and_ignored_literals() -> None:
     def program(x):
         return torch.add(x, 2) + torch.add(x, 3)

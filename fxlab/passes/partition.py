@@ -89,10 +89,17 @@ class OperatorSupportBase(abc.ABC):
         """Return whether the device runs `node`; `submodules` maps path to module."""
 
     def reason(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
-        """Return why `node` of a module with `submodules` is left out, None when it is not."""
+        """Return why `node` of a module with `submodules` is left out, None when it is not.
+
+        `is_node_supported` decides, so that a subclass need override nothing else.
+        """
         if self.is_node_supported(submodules, node):
             return None
-        return f"{get_node_target(submodules, node)} is not supported"
+        what = get_node_target(submodules, node) if node.op in _CALLABLE_OPS else node.name
+        return self._refusal(submodules, node) or f"{what} is not supported"
+
+    def _refusal(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
+        """Return what these rules by themselves have against `node`, in words."""
 
     def __and__(self, other: OperatorSupportBase) -> OperatorSupportBase:
         return chain(self, other)
@@ -128,10 +135,9 @@ class OperatorSupport(OperatorSupportBase):
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
         """Say whether the table has the node's target, found in `submodules`, with these dtypes."""
-        return self.reason(submodules, node) is None
+        return self._refusal(submodules, node) is None
 
-    def reason(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
-        """Return why the node, its target in `submodules`, is left out: no entry, or a dtype."""
+    def _refusal(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
         if node.op not in _CALLABLE_OPS:
             return None
         target = get_node_target(submodules, node)

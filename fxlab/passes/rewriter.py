@@ -190,8 +190,6 @@ def _rewrite(
     if replacement is not None and matches:
         graph, module = _graph_of(replacement)
         plan = _Plan(graph, matcher, module if isinstance(module, torch.nn.Module) else gm)
-        if isinstance(replacement, torch.nn.Module):
-            gm.delete_all_unused_submodules()
         if module is not None:
             plan.adopt_state(gm, module, isinstance(replacement, torch.nn.Module))
     memory: Memory | None = None
@@ -215,6 +213,8 @@ def _rewrite(
             done.append(ReplacedPatterns(match.anchors[0], match.nodes_map, added))
         else:
             kept.append(f"{match.returning_nodes} kept: its inputs now depend on its results")
+    if matches and isinstance(replacement, torch.nn.Module):
+        gm.delete_all_unused_submodules()  # what only the replaced nodes called
     gm.recompile()
     told = [f"{r.nodes_map[r.anchor]} became {r.replacements}" for r in done[:_TOLD]]
     report(gm, "replace_pattern", changed=told, kept=kept, matches=len(done))
