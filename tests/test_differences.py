@@ -164,6 +164,24 @@ def _() -> None:
     assert gm.meta["trace_warnings"]
 
 
+class Sevenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 7
+
+
+@row("autograd Functions")
+def _() -> None:
+    theirs, ours = both(lambda x: Sevenfold.apply(x))
+    x = X.clone().requires_grad_()
+    slopes = [torch.autograd.grad(gm(x).sum(), x)[0][0, 0].item() for gm in (theirs, ours)]
+    assert slopes == [2, 7] and torch.equal(theirs(x), ours(x))
+
+
 @row("shapes at trace time")
 def _() -> None:
     def program(x):

@@ -6,10 +6,12 @@ import collections
 import collections.abc
 import contextlib
 import copy
+import enum
 import json
 import math
 import pickle
 import random
+import re
 import sys
 import types
 import warnings
@@ -645,3 +647,173 @@ def test_a_hook_around_a_call_that_is_traced_into_is_in_the_graph():
     m.inner = Part()
     gm, told = warnings_of(m)
     assert told == [] and torch.equal(gm(X), X * 2) and torch.equal(m(X), X * 2)
+
+
+# -- what is read from the code --------------------------------------------------------------------
+
+
+class Setting(enum.Enum):
+    ONE, TWO = 1, 2
+
+
+def is_a_setting(x, setting=Setting.ONE):
+    return x * (2 if setting is Setting.ONE else 3)
+
+
+def is_true(x, flag=True):
+    return x * (2 if flag is True else 3)
+
+
+def is_another(x, y):
+    return x * 2 if x is y else x * y
+
+
+def is_none_in_a_closure(x, mask=None):
+    def masked():
+        return x if mask is None else x * mask
+
+    return masked()
+
+
+IS = {
+    is_a_setting: "compared setting as a Proxy.*concrete_args={'setting'",
+    is_true: "compared flag as a Proxy",
+    is_another: "compared x as a Proxy",
+    is_none_in_a_closure: "whether mask is None was answered",
+}
+
+
+@pytest.mark.parametrize("function", IS)
+def test_an_input_that_is_compared_by_is_is_a_warning(function):
+    (told,) = warnings_of(function)[1]
+    assert re.search(IS[function], told) and "test_silent.py:" in told
+
+
+def test_what_is_compared_by_is_and_is_no_input_is_none():
+    def program(x, setting=Setting.TWO):
+        y = x * 2
+        return y if setting is Setting.TWO and y is not x else x
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fxlab.symbolic_trace(program, concrete_args={"setting": Setting.TWO})
+    assert ["not compared at run time" in str(w.message) for w in told] == [True]
+
+
+def views_or_not(x):
+    try:
+        return x.view(3, -1) * 2
+    except (RuntimeError, KeyError):
+        return x * 3
+
+
+def suppresses(x):
+    with contextlib.suppress(RuntimeError):
+        x = x.view(3, -1)
+    return x
+
+
+def looks_up(x):
+    try:
+        y = x["mask"]
+    except KeyError:
+        y = None
+    return y
+
+
+@pytest.mark.parametrize("function", [views_or_not, suppresses, looks_up])
+def test_operations_whose_exceptions_the_program_catches_are_a_warning(function):
+    (told,) = warnings_of(function)[1]
+    assert re.search("catches what (view|getitem) may raise", told) and "test_silent.py:" in told
+
+
+def test_a_try_that_catches_nothing_of_an_operation_or_raises_again_is_none():
+    def program(x):
+        try:
+            import no_such_module  # noqa: F401
+
+            x = x * 5
+        except ImportError:
+            x = x * 2
+        try:
+            x = x.view(3, -1)
+        except RuntimeError as error:
+            raise ValueError("no three") from error
+        finally:
+            x = x + 1
+        return x
+
+    gm, told = warnings_of(program)
+    assert told == [] and torch.equal(gm(X), program(X))
+
+
+def matches_a_shape(x):
+    match x.shape:
+        case (_,):
+            return x * 2
+        case _:
+            return x * 3
+
+
+def matches_a_variable(x):
+    shape = x.shape
+    match shape:
+        case [_]:
+            return x * 2
+    return x * 3
+
+
+@pytest.mark.parametrize("function", [matches_a_shape, matches_a_variable])
+def test_a_shape_that_is_matched_is_a_warning(function):
+    (told,) = warnings_of(function)[1]
+    assert "for no sequence" in told and "test_silent.py:" in told
+
+
+# -- gradients and constants -----------------------------------------------------------------------
+
+
+class Sevenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 7, None
+
+
+class UsesSevenfold(nn.Module):
+    def forward(self, x):
+        return Sevenfold.apply(torch.relu(x), 3.0) + Sevenfold.apply(torch.ones(3), 1.0)
+
+
+def test_a_users_autograd_function_is_one_call_and_keeps_its_backward():
+    gm, told = warnings_of(UsesSevenfold())
+    assert told == [] and [n.name for n in gm.graph.find_nodes(op="call_function")] == [
+        "relu", "sevenfold", "add"]  # fmt: skip
+    for same in (gm, copy.deepcopy(gm), pickle.loads(pickle.dumps(gm)), fxlab.Interpreter(gm).run):
+        x = X.clone().requires_grad_()
+        y = same(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(y, UsesSevenfold()(x)) and grad.tolist() == [7, 7, 7]
+
+
+def regularizes(m, x):
+    return x * sum(p.pow(2).sum() for p in m.parameters())
+
+
+def reads_a_list(m, x):
+    return x * m.held[0].exp()
+
+
+def test_what_is_computed_from_parameters_themselves_is_a_warning():
+    for function in (regularizes, reads_a_list):
+        m = Model(function)
+        m.weight = nn.Parameter(torch.ones(3))
+        m.held = [m.weight]
+        (told,) = warnings_of(m)[1]
+        assert "mul reads what the program computed from parameters" in told
+    m = Model(lambda m, x: x * m.held[0])  # the parameter itself is read each time
+    m.weight = nn.Parameter(torch.ones(3))
+    m.held = [m.weight]
+    assert warnings_of(m)[1] == []

@@ -428,6 +428,43 @@ def test_a_search_in_a_shape_is_answered_from_example_inputs():
         fxlab.symbolic_trace(lambda x: x * 2 if 3 in x.shape else -x)
 
 
+def takes_sizes(x):
+    n = x.shape[0]
+    parts = torch.roll(x, n, 0), torch.sum(x, n - 3), torch.bincount(x.long(), minlength=n)
+    return *parts, torch.hann_window(n), torch.tril_indices(n, n), torch.asarray(x)
+
+
+def test_sizes_that_a_function_of_torch_gives_to_the_proxy_are_recorded_and_no_warning():
+    x = torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gm = fxlab.symbolic_trace(takes_sizes)
+    assert all(map(torch.equal, gm(x), takes_sizes(x)))
+
+
+PLACES = torch.tensor([[0, 1]])
+
+
+def test_a_sparse_tensor_of_traced_values_is_recorded():
+    def program(x):
+        return torch.sparse_coo_tensor(PLACES, x, (2,), check_invariants=True) * 2
+
+    gm = fxlab.symbolic_trace(program)
+    for x in (torch.ones(2), torch.zeros(2)):
+        assert torch.equal(gm(x).to_dense(), program(x).to_dense())
+
+
+def test_a_function_of_c_that_refuses_a_proxy_is_told_as_a_trace_error():
+    def program(x):
+        return x * torch.finfo(x.dtype).max
+
+    with pytest.raises(TraceError, match=r"got a Proxy: torch.finfo(.|\n)*finfo\(x.dtype\)"):
+        fxlab.symbolic_trace(program)
+    with pytest.raises(TypeError, match="integer") as error:
+        fxlab.symbolic_trace(lambda x: x * "abc".center("w"))
+    assert not isinstance(error.value, TraceError)
+
+
 def create_proxy(x):
     return x.tracer.create_proxy("call_function", torch.relu, (x,), {})
 

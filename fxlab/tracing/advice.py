@@ -7,6 +7,7 @@ setting, `torch.where` for a choice between tensors. The error's "try" lines com
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
@@ -14,7 +15,7 @@ import operator
 import traceback
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +26,7 @@ from fxlab.core.node import Node
 from fxlab.core.patches import find_proxy
 from fxlab.core.proxy import advisers, asks_shape
 from fxlab.core.tracer import Tracer
+from fxlab.tracing.questions import expression, value_of
 
 LEAF = (
     "move these lines into a function and mark it with fxlab.wrap: its call is recorded, its body "
@@ -75,7 +77,8 @@ def watch(tracer: Tracer) -> Iterator[None]:
         if isinstance(error, errors.FxlabError):
             raise
         where, inside = _places(error)
-        proxy = find_proxy(*[value for frame in inside for value in frame.f_locals.values()])
+        given = [value for frame in inside for value in frame.f_locals.values()]
+        proxy = find_proxy(*(given if inside else _given(error)))
         if proxy is None and "Proxy" not in str(error):
             raise
         kind = next((k for k in _KINDS if isinstance(error, k.__bases__[-1])), TraceTypeError)
@@ -87,8 +90,29 @@ def watch(tracer: Tracer) -> Iterator[None]:
             where=where or None,
             hint=hints,
         ) from error
+    tracer._raised = [error for error in tracer._raised if not _of_a_parser(error)]
 
 
+def _of_a_parser(error: TraceError) -> bool:
+    """Say whether torch's C code asked for an index, and gave the call to the Proxy then."""
+    asked: Any = error.__traceback__
+    inner = asked is None or asked.tb_frame.f_code.co_name == "method"
+    return inner and type(error) is errors.TraceIndexError
+
+
+def _given(error: Exception) -> list[Any]:
+    """Return the variables in the call of a function in C that raised an error in a user's line."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    call = expression(frame)
+    with contextlib.suppress(LookupError, AttributeError):
+        function = value_of(call.func, frame) if isinstance(call, ast.Call) else _given
+        if inspect.isbuiltin(function) or not getattr(function, "__flags__", _HEAP) & _HEAP:
+            names = {node.id for node in ast.walk(cast(Any, call)) if isinstance(node, ast.Name)}
+            return [frame.f_locals[name] for name in names & frame.f_locals.keys()]
+    return []
+
+
+_HEAP = 1 << 9  # a class that is written in Python
 _KINDS = (
     errors.TraceNotImplementedError,
     errors.TraceIndexError,

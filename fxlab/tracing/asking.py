@@ -9,9 +9,11 @@ another one for the value becomes a `TraceWarning` with its line.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
 import logging
+import operator
 import re
 import types
 import warnings
@@ -28,6 +30,7 @@ from fxlab.tracing.questions import (
     Facts,
     expression,
     is_identified,
+    is_matched,
     is_tested_for_none,
     opname,
     value_of,
@@ -54,7 +57,7 @@ def install() -> None:
             found = {name: _or_else(tensor, name) for name in dir(tensor) if name[:2] != "__"}
         doubtful.update(name for name, value in found.items() if value is None)
         _single.update(name for name, value in found.items() if isinstance(value, _SINGLES))
-        doubtful.update(_single)
+        doubtful.update(_single, ["shape"])
 
 
 def _or_else(tensor: torch.Tensor, name: str) -> Any:
@@ -70,7 +73,8 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
     Args:
         tracer: the one that traces.
         proxy: who is asked.
-        name: of an attribute that no tensor has, that may be None, or that `is` may be asked of;
+        name: of an attribute that no tensor has, that may be None, or that `is` may be asked of,
+            or "shape", which may be matched;
             "" if its class is asked for, `TEXT` or `HASH` if its text or hash is.
         frame: the one that asks.
     """
@@ -92,6 +96,10 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
                 f"`is` compared {proxy}.{name} as a Proxy, {_FIXED}: compare by == (with example "
                 "inputs it is answered)",
             )
+    elif name == "shape":
+        if is_matched(frame):
+            text = f"`match` took {proxy}.shape, which is a Proxy, for no sequence, {_FIXED}"
+            tracer.warn("match", text)
     elif name in doubtful:
         if is_tested_for_none(frame):
             tracer.warn(
@@ -260,6 +268,41 @@ def _tells(statement: ast.stmt | None, frame: types.FrameType) -> bool:
     return isinstance(statement, (ast.Raise, ast.Assert))
 
 
+def _warn_of_tries(tracer: Tracer, functions: list[types.FunctionType]) -> None:
+    """Say what is computed where the program catches exceptions: the graph does not."""
+    spans: dict[str, list[Any]] = {}
+    for file in {function.__code__.co_filename for function in functions}:
+        statements: list[Any] = []
+        with contextlib.suppress(SyntaxError):
+            statements = _statements("".join(linecache.getlines(file)))
+        found = [(s.body[0].lineno, s.body[-1].end_lineno, _caught(s)) for s in statements
+                 if isinstance(s, (ast.Try, ast.With))]  # fmt: skip
+        spans[file] = [span for span in found if span[-1]]
+    for node in tracer.graph.nodes if any(spans.values()) else ():
+        lookup = {"KeyError"} if node.target is operator.getitem else set[str]()
+        for place in node.meta.get("source", ()):
+            for first, last, kinds in spans.get(place[0], ()):
+                if first <= place[1] <= last and kinds - (_OF_NO_OPERATION - lookup):
+                    text = f"the program catches what {node.name} may raise, and the graph does not"
+                    tracer.warn("try", text, place)
+
+
+_OF_NO_OPERATION = {"ImportError", "ModuleNotFoundError", "KeyError", "OSError", "StopIteration"}
+
+
+def _caught(statement: ast.Try | ast.With) -> set[str]:
+    """Return the names of the exceptions that a statement catches to go on another way."""
+    if isinstance(statement, ast.With):
+        calls = [item.context_expr for item in statement.items]
+        calls = [c for c in calls if isinstance(c, ast.Call) and "suppress" in ast.unparse(c.func)]
+        caught = [kind for call in calls for kind in call.args]
+    else:
+        handlers = [h for h in statement.handlers if not isinstance(h.body[-1], ast.Raise)]
+        caught = [h.type or ast.Name("BaseException") for h in handlers]
+    kinds = [kind.elts if isinstance(kind, ast.Tuple) else [kind] for kind in caught]
+    return {ast.unparse(part).rpartition(".")[-1] for parts in kinds for part in parts}
+
+
 # -- questions that are read from the code -----------------------------------------------------
 
 
@@ -271,20 +314,28 @@ def warn_of_code(tracer: Tracer, shown: dict[types.FunctionType, Facts], asked: 
         shown: Function -> what its code shows.
         asked: The root function and the forwards: those whose parameters are Proxies.
     """
-    told = [f for f in asked if f in shown and (shown[f].none or shown[f].builtins)]
-    if not told:
+    _warn_of_tries(tracer, [f for f, facts in shown.items() if facts.catches])
+    told = [f for f in asked if f in shown]
+    if not any(shown[f].none or shown[f].same or shown[f].builtins for f in told):
         return
     inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")}
     optional = {name for name, node in inputs.items() if node.args == (None,)}
     for function in told:
         found = shown[function]
-        for name in optional & found.none.keys():
+        for name in [name for name in inputs if name in optional & found.none.keys()]:
             tracer.warn(
                 "none",
                 f"whether {name} is None was answered for a given {name}, and that answer is fixed "
                 f"in the graph although its default is None: fix it, concrete_args={{{name!r}: "
                 "None}, or give the parameter no default",
                 found.none[name],
+            )
+        for name in [name for name in inputs if name in found.same]:
+            tracer.warn(
+                "is",
+                f"`is` compared {name} as a Proxy, {_FIXED}: if it is a setting, fix it, "
+                f"concrete_args={{{name!r}: ...}}",
+                found.same[name],
             )
         for (builtin, name), place in found.builtins.items():
             if function is tracer.root_function and name not in inputs:

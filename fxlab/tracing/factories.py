@@ -35,8 +35,9 @@ _RANDOM = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multi
            "rand_like", "randn_like", "randint_like")  # fmt: skip
 _FRESH = (*_RANDOM, "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye",
           "tensor", "zeros_like", "ones_like", "empty_like", "full_like")  # fmt: skip
-_SHARING = ("as_tensor", "from_numpy")
 _TAKE_A_DEVICE = _device_constructors()  # torch keeps this set: it must not see our stand-ins
+_NAMES = {f.__name__ for f in _TAKE_A_DEVICE if vars(torch).get(f.__name__) is f}
+_NAMES |= {*_FRESH, "from_numpy"}
 _ABOUT_SHAPE = frozenset(
     "size dim numel nelement stride __len__ is_floating_point is_complex element_size "
     "is_contiguous storage_offset get_device untyped_storage is_inference data_ptr".split()
@@ -52,8 +53,7 @@ def install() -> None:
 
 
 def _install() -> None:
-    names = (*_FRESH, *_SHARING)
-    patches.replace(torch.__dict__, {name: _factory(getattr(torch, name)) for name in names})
+    patches.replace(torch.__dict__, {name: _factory(getattr(torch, name)) for name in _NAMES})
 
 
 @functools.cache
@@ -235,6 +235,16 @@ def watch(tracer: Tracer) -> Iterator[None]:
             )
     graph = tracer.graph
     for node in graph.find_nodes(op="get_attr") if graph._constants else ():
+        value: Any = graph._constants.get(str(node.target))
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            reader = next(iter(node.users), node)
+            tracer.warn(
+                "computed",
+                f"{reader.name} reads what the program computed from parameters that are no "
+                "Proxies (parameters(), a list, a global), and that is fixed in the graph: reach "
+                "them as attributes of their modules",
+                (*reader.meta.get("source", ()), None)[0],
+            )
         for user in node.users if node.target in graph._constants else ():
             if writes_into(user, node, tracer.root) and (
                 "user code" not in str(effect(user, tracer.root)) or _may_write(user.target)

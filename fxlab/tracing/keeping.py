@@ -155,7 +155,7 @@ def members(tracer: Tracer) -> list[Kept]:
 
 
 def copies(kept: list[Kept], code: Iterable[Facts]) -> dict[int, torch.Tensor | None]:
-    """Return id -> a copy of each tensor that is kept; None if no code may write, or it is large."""
+    """Return id -> a copy of each tensor that is kept; None if no code may write or it is large."""
     held = {id(tensor): data for part in kept for _, tensor, data, _ in part.tensors}
     most = _MOST_BYTES if any(facts.writes for facts in code) else -1
     sizes = {key: data.numel() * data.element_size() for key, data in held.items()}

@@ -1,26 +1,52 @@
 """What else is recorded as one call, besides torch's modules and functions marked with `wrap`?
 
-Functions for the time of a `with` block, those that were leaves of a module that is traced again,
-and classes whose instances are built from traced values (paper, section 4.1: the author of a model
-decides where tracing stops).
+Functions for the time of a `with` block, autograd Functions, those that were leaves of a module
+that is traced again, and classes whose instances are built from traced values (paper, section 4.1:
+the author of a model decides where tracing stops).
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.autograd import Function
+
 from fxlab.core import patches
 from fxlab.core.capture import watchers
+from fxlab.core.errors import is_users
 from fxlab.core.graph import Graph
 from fxlab.core.tracer import Tracer
+
+_function: Any = Function.apply
+_apply_code = _function.__func__.__code__
+_apply = types.FunctionType(
+    _apply_code, _function.__func__.__globals__, closure=_function.__func__.__closure__
+)
 
 
 def install() -> None:
     """Stand around every trace."""
     if watch not in watchers:
         watchers.append(watch)
+        patches.installers.append(_install)
+
+
+def _install() -> None:
+    code = patches._hand_over(_applied, _apply_code)
+    patches._set(_function.__func__, "__code__", code)
+
+
+def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record the call of a user's autograd Function, whose backward is in no operation."""
+    proxy = patches.find_proxy(args, kwargs)
+    code = getattr(cls.forward, "__code__", _apply_code)
+    if proxy is None or patches.current_tracer() is None or not is_users(code.co_filename):
+        return _apply(cls, *args, **kwargs)
+    tracer = proxy.tracer
+    return tracer.create_proxy("call_function", cls.apply, args, kwargs, cls.__name__.lower())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import linecache
 import re
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,19 +38,23 @@ class Facts:
 
     Attributes:
         none: Parameter -> the place where it is compared with None.
+        same: Parameter -> the place where it is compared by `is` with something else.
         builtins: (one of `BUILTINS`, parameter) -> the place where it is asked of that.
         truth: Variable -> the place where it is compared with True or False by `is`.
         names: Global names that it reads.
         stored: Global names that it assigns.
+        catches: Whether it has a `try` with an `except`, or suppresses exceptions.
         draws: Whether one of the names may draw random numbers.
         writes: Whether it may write into a tensor: an in-place operator or method, an item, `out=`.
     """
 
     none: dict[str, Frame] = field(default_factory=dict)
+    same: dict[str, Frame] = field(default_factory=dict)
     builtins: dict[tuple[str, str], Frame] = field(default_factory=dict)
     truth: dict[str, Frame] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
+    catches: bool = False
     draws: bool = False
     writes: bool = False
 
@@ -63,31 +67,35 @@ def facts(function: types.FunctionType) -> Facts:
     found = _facts.get(function)
     if found is None:
         found = _facts[function] = Facts()
-        todo = [function.__code__]
+        code = function.__code__
+        parameters, todo = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], [code]
         while todo:
             code = todo.pop()
             todo += [c for c in code.co_consts if isinstance(c, types.CodeType)]
             found.names.update(code.co_names)
             found.writes |= any(isinstance(c, tuple) and "out" in c for c in code.co_consts)
-            _read(code, found)
+            _read(code, found, parameters if code is function.__code__ else code.co_freevars)
+        found.catches |= "suppress" in found.names
         found.draws = any(map(_DRAWS, found.names))
         found.writes |= any(name[-1:] == "_" != name[-2:-1] for name in found.names)
         found.writes |= "load_state_dict" in found.names
     return found
 
 
-def _read(code: types.CodeType, found: Facts) -> None:
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+def _read(code: types.CodeType, found: Facts, parameters: tuple[str, ...]) -> None:
     last: Any = ""
-    before = ""
-    for name, value, line, _ in steps(code):
+    before, known = "", steps(code)
+    for i, (name, value, line, _) in enumerate(known, 1):
         place = (code.co_filename, line, code.co_name)
+        found.catches |= name in _CATCHES
         found.writes |= name in _WRITES or (name == "BINARY_OP" and value.endswith("="))
         if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             found.stored.add(value)
         elif name in ("LOAD_FAST", "LOAD_DEREF"):
             if last in BUILTINS and value in parameters:
                 found.builtins.setdefault((last, value), place)
+            if value in parameters and _is_compared(known, i, parameters):
+                found.same.setdefault(value, place)
             before, last = value, "variable"
             continue
         elif last == "variable" and (name.endswith("NONE") or (name, value) == _LOAD_NONE):
@@ -101,7 +109,22 @@ def _read(code: types.CodeType, found: Facts) -> None:
         last = value if name.startswith("LOAD_GLOBAL") and value in BUILTINS else ""
 
 
+def _is_compared(known: Sequence[Step], i: int, parameters: tuple[str, ...]) -> bool:
+    """Say whether what the step before `i` loads is compared by `is`, but not with None.
+
+    Nor with a variable: what was computed is another object than an input.
+    """
+    rest = known[i : i + 6]
+    if not _is_identified(rest) or rest[0][:2] == _LOAD_NONE:
+        return False
+    right = rest[0].opname == "IS_OP"
+    other = known[i - 2] if right else rest[0]
+    variable = other.opname in ("LOAD_FAST", "LOAD_DEREF") and other.argval not in parameters
+    return not variable or (not right and rest[1].opname == "LOAD_ATTR")
+
+
 _LOAD_NONE = ("LOAD_CONST", None)
+_CATCHES = ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")
 _WRITES = frozenset((
     "STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_SUBSCR",
     *(f"INPLACE_{name}" for name in "ADD SUBTRACT MULTIPLY TRUE_DIVIDE FLOOR_DIVIDE MODULO POWER "
@@ -185,10 +208,19 @@ def is_tested_for_none(frame: types.FrameType) -> bool:
 _DOTTED_NAME_IS = re.compile(r"(LOAD_(?!ATTR|METHOD)\w+ (LOAD_ATTR )*)?IS_OP\b").match
 
 
+def _is_identified(rest: Sequence[Step]) -> bool:
+    return _DOTTED_NAME_IS(" ".join(s.opname for s in rest)) is not None
+
+
 def is_identified(frame: types.FrameType) -> bool:
     """Say whether what a frame reads just now is next compared by `is`, with a name."""
+    return any(map(_is_identified, after(frame.f_code, frame.f_lasti)))
+
+
+def is_matched(frame: types.FrameType) -> bool:
+    """Say whether what a frame reads just now is next matched with patterns of sequences."""
     found = after(frame.f_code, frame.f_lasti)
-    return any(_DOTTED_NAME_IS(" ".join(s.opname for s in rest)) for rest in found)
+    return any("MATCH_SEQUENCE" in [s.opname for s in rest[:2]] for rest in found)
 
 
 def expression(frame: types.FrameType) -> ast.expr | None:
