@@ -32,6 +32,10 @@ PRIVATE = {
         "does an operator have a rule for aliases of its own",
         "believe the operator's schema",
     ),
+    "torch._C._select_conv_backend": (
+        "which kernel a convolution takes, for the memory that it holds for its time",
+        "a cost says that the memory of convolutions is the least there is",
+    ),
     "torch._C._set_grad_enabled": (
         "the function that a no_grad region is recorded as",
         "torch.set_grad_enabled, as torch.fx's own region does",
@@ -51,6 +55,14 @@ PRIVATE = {
         "name no sizes: dynamic=None",
     ),
     "torch._dynamo": ("the source of a named size, for ShapeEnv", "a source of our own"),
+    "torch._library": (
+        "which operators have an effect that their schema does not tell",
+        "nothing to do: the schema and has_side_effect are believed",
+    ),
+    "torch.fx.node._side_effectful_functions": (
+        "functions registered with torch.fx's has_side_effect have an effect here too",
+        "nothing to do: only fxlab's own registry is asked",
+    ),
     "torch._empty_affine_quantized": (
         "hand codes to fbgemm without rounding them again",
         "torch.quantize_per_tensor of the dequantized codes",
@@ -170,9 +182,15 @@ def used(source: str) -> set[str]:
 
 
 def chains(tree: ast.AST, known: dict[str, str]) -> Iterator[str]:
-    """Yield every attribute chain that begins with a name of torch, whole."""
+    """Yield every attribute chain that begins with a name of torch, whole, or looked up by text."""
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="lookup" | "getattr"),
+                args=[ast.Name(id=root), ast.Constant(value=str(text)), *_],
+            ) if root in known:
+                yield f"{known[root]}.{text}"
         if not isinstance(node, ast.Attribute) or id(node) in inner:
             continue
         parts: list[str] = []

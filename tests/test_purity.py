@@ -4,6 +4,7 @@ import operator
 
 import pytest
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import nn
 
@@ -93,3 +94,44 @@ def test_user_code_counts_as_impure_until_it_is_declared_pure():
 def test_random_numbers_can_be_allowed():
     node = only(EFFECTS["random"])
     assert node.is_impure() and not node.is_impure(impure_random=False)
+
+
+def test_an_operator_that_torch_fx_keeps_for_its_effect_is_kept():
+    """All of torch's operators, asked one by one; its rule is wider here, never narrower."""
+    kept = []
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        op, _, overload = rest.partition(".")
+        try:
+            packet = getattr(getattr(torch.ops, space), op)
+            found = [packet, getattr(packet, overload or "default")]
+        except (AttributeError, RuntimeError):  # its library is not loaded
+            continue
+        for target in found:
+            calls = []
+            for fx in (torch.fx, fxlab):
+                graph = fx.Graph()
+                calls.append(graph.call_function(target, (graph.placeholder("x"),)))
+            if calls[0].is_impure():
+                kept.append(str(target))
+                assert effect(calls[1]) is not None, target
+    assert len(kept) > 1000 and "aten._assert_async.msg" in kept
+
+
+def test_what_torch_fx_registers_as_having_an_effect_has_one():
+    for target in torch.fx.node._side_effectful_functions:
+        call = fxlab.Graph().call_function(target)
+        assert effect(call) is not None, target
+
+
+def test_an_assertion_in_an_exported_program_is_no_dead_code():
+    class Checked(nn.Module):
+        def forward(self, x):
+            torch.ops.aten._assert_async.msg(x.min() > 0, "must be positive")
+            return x + 1
+
+    gm = fxlab.symbolic_trace(Checked())
+    fxlab.passes.dce(gm)
+    assert torch.equal(gm(torch.ones(4)), torch.full((4,), 2.0))
+    with pytest.raises(RuntimeError, match="must be positive"):
+        gm(-torch.ones(4))

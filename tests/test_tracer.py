@@ -924,3 +924,36 @@ def test_a_tracer_may_say_what_the_roots_scope_is_as_torchs_own_quantizer_does()
     assert tracer.node_name_to_scope["input_1"] == ("top", torch.nn.Sequential)
     (relu,) = graph.find_nodes(op="call_module", target="0.0")
     assert tracer.node_name_to_scope[relu.name] == ("0.0", torch.nn.ReLU)
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_a_marker_for_an_argument_hands_its_attributes_to_the_node_but_takes_none_away(fx):
+    holder = importlib.import_module(f"{fx.__name__}._symbolic_trace").PHBase
+
+    class Marked(holder):
+        def __init__(self, **attributes):
+            vars(self).update(attributes)
+
+    class Tags(fx.Tracer):
+        def create_node(self, *args, **kwargs):
+            node = super().create_node(*args, **kwargs)
+            node.tag = "own"
+            return node
+
+    marked = Marked(tag="bad", note=1, op="bad", users="bad", meta="bad", graph="bad", args="bad")
+    graph = Tags().trace(lambda a, b: a + b, concrete_args={"a": marked, "b": 2})
+    graph.lint()
+    first = next(iter(graph.nodes))
+    assert first.note == 1 and {node.tag for node in graph.nodes} == {"own"}
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+@pytest.mark.parametrize("fixed, other", [
+    (torch.float16, torch.float64), (torch.device("cpu"), torch.device("meta")),
+    (torch.channels_last, torch.contiguous_format), ("a", "b"), (1, 2), (True, False),
+])  # fmt: skip
+def test_every_plain_value_that_was_fixed_is_compared_at_run_time(fx, fixed, other):
+    gm = fx.symbolic_trace(lambda x, how: x + 1, concrete_args={"how": fixed})
+    assert torch.equal(gm(torch.ones(2), fixed), torch.full((2,), 2.0))
+    with pytest.raises(AssertionError, match="specialized"):
+        gm(torch.ones(2), other)

@@ -23,6 +23,7 @@ from . import patches
 from .codegen import CodeGen
 from .errors import TraceError, TraceRuntimeError, call_site, trace_state
 from .graph import Graph
+from .node import base_types
 from .proxy import Proxy
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def _concrete(tracer: Tracer, p: inspect.Parameter) -> Callable[[Any], Any]:
         if isinstance(value, PHBase):
             _transfer(value, proxy)
             return proxy
-        if value is None or isinstance(value, (str, int, float, bool, complex)):
+        if isinstance(value, (type(None), *base_types)) and not isinstance(value, torch.Tensor):
             text = f"{p.name} has been specialized to have value {value} but got another value"
             same = operator.is_ if value is None else operator.eq
             cast(Any, torch)._assert(
@@ -226,8 +227,8 @@ def _concrete(tracer: Tracer, p: inspect.Parameter) -> Callable[[Any], Any]:
 
 def _transfer(value: Any, proxy: Proxy) -> None:
     if isinstance(value, PHBase) and value is not PH:
-        for name, entry in vars(value).items():
-            setattr(proxy.node, name, entry)
+        for name in vars(value).keys() - set(dir(proxy.node)):  # what the Node has, it keeps
+            setattr(proxy.node, name, vars(value)[name])
 
 
 def _annotations(fn: Any, *names: str) -> dict[str, Any]:

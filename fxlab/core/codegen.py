@@ -43,12 +43,6 @@ class PythonCode:
     places: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)
 
     @property
-    def lineno_map(self) -> dict[int, Node]:
-        """Line of `src`, counted from 1 -> the Node that it computes."""
-        start = self._prologue_start + 1
-        return {i: node for i, node in enumerate(self.lines, start) if node is not None}
-
-    @property
     def _lineno_map(self) -> dict[int, int | None]:
         """torch.fx's form: line counted from the `def` line -> position of the Node, or None."""
         graph = next((node.graph for node in self.lines if node is not None), None)

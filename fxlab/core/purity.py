@@ -37,13 +37,14 @@ _EFFECTS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _side_effectful_functions = {fn: reason for reason, fns in _EFFECTS.items() for fn in fns}
 _registered: set[Any] = set()
+_torchs_registry: Any = lookup(torch, "fx.node._side_effectful_functions", ())
+_told: Any = lookup(torch, "_library.utils.is_impure", None)
 _pure: set[Any] = set()
 _INPLACE_OPERATORS = {getattr(operator, name) for name in (
     "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor"
 ).split()}  # fmt: skip
 _INPLACE_NAMES = {"__setitem__", "__delitem__", *(f"__{f.__name__}__" for f in _INPLACE_OPERATORS)}
-_READ_ONLY = (tuple, frozenset, types.MappingProxyType, str, complex, int)
-_READS = frozenset(name for kind in _READ_ONLY for name in dir(kind))
+_READS = {*dir(tuple), *dir(frozenset), *dir(types.MappingProxyType), *dir(str), *dir(int)}
 _CHANGES = frozenset[str]().union(*map(dir, (list, set, dict))) - _READS - {"add"} | frozenset((
     "write send add_module register_hook register_post_accumulate_grad_hook backward retain_grad "
     "__setattr__ __delattr__ share_memory_").split())  # fmt: skip
@@ -105,7 +106,7 @@ def _function_effect(node: Node, impure_random: bool) -> str | None:
         fixed, switch = _classify(target)
     except TypeError:  # it has no hash
         return f"{name} is not known to be pure"
-    if target in _registered:
+    if target in _registered or (fixed is None and target in _torchs_registry):
         return f"{name} was registered with has_side_effect"
     if target in _pure or fixed is not None:
         return None if target in _pure else fixed
@@ -146,6 +147,8 @@ def _classify(target: Any) -> tuple[str | None, str | None]:
             target = getattr(target, first)  # pyright: ignore[reportUnknownArgumentType]
         if target._schema.is_mutable:
             return f"{name} writes into an argument (its schema says so)", None
+        if not target._schema.returns or (_told and _told(target, impure_random=False)):
+            return f"{name} is called for its effect (it returns nothing, or torch says so)", None
         return None, "" if torch.Tag.nondeterministic_seeded in target.tags else None
     if target in _INPLACE_OPERATORS:
         return f"{name} writes into its first argument if that is a tensor or list", None
