@@ -6,6 +6,8 @@ import gc
 import time
 from collections.abc import Callable
 
+HANGS = 500  # seconds after which a process is ended: no busy machine takes so long, a test may 600
+
 
 def own_seconds(work: Callable[[], object]) -> float:
     """Return the seconds that this thread worked, whatever others did meanwhile.

@@ -1,18 +1,52 @@
-"""What many tests share: an environment with torch and nothing else."""
+"""What many tests share: random numbers from a seed, and an environment with torch alone."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
+from tests.clocks import HANGS
+
 ROOT = Path(__file__).resolve().parent.parent
+
+with contextlib.suppress(ModuleNotFoundError):  # where torch is alone
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "fxlab",
+        deadline=None,
+        derandomize=not os.environ.get("FXLAB_LONG"),
+        suppress_health_check=[HealthCheck.too_slow],  # that is the machine's fault
+    )
+    settings.load_profile("fxlab")
+
+
+def seed() -> None:
+    """Begin the sequences of random numbers anew."""
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Let what a module draws be the same whichever modules were read before."""
+    if isinstance(collector, pytest.Module):
+        seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let what a test draws be the same whichever tests ran before."""
+    seed()
 
 
 def distributions_of(name: str) -> list[importlib.metadata.Distribution]:
@@ -53,7 +87,7 @@ def bare(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess[str]]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=HANGS,
         )
 
     return run

@@ -12,6 +12,7 @@ import pytest
 from fxlab.core import proxy
 from fxlab.tracing import bytecode, questions
 from fxlab.tracing.bytecode import steps
+from tests.clocks import HANGS
 from tests.pythons import found
 
 PROGRAM = textwrap.dedent(
@@ -62,7 +63,7 @@ print(json.dumps([fast, sorted({s.opname for s in told if "FAST" in s.opname})])
 @pytest.mark.parametrize("python", found(), ids=lambda path: path.parent.parent.name)
 def test_every_python_of_this_machine_reads_the_same_loads_and_stores_on_the_same_lines(python):
     words = [str(python), "-c", READ, bytecode.__file__, PROGRAM]
-    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=HANGS)
     fast, kinds = json.loads(ran.stdout)
     assert [tuple(row) for row in fast] == VARIABLES
     assert kinds == ["LOAD_FAST", "STORE_FAST"]

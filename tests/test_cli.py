@@ -19,6 +19,7 @@ import pytest
 
 import fxlab
 from fxlab import arguments, cli, evidence, surroundings, terminal
+from tests.clocks import HANGS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -504,11 +505,11 @@ def test_ctrl_c_ends_a_command_and_what_it_started_in_a_line(words, tmp_path):
         # Who runs the tests in the background may have the signal ignored, and Python keeps that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS
     while not (tmp_path / "on").exists():
         assert time.monotonic() < deadline and ran.poll() is None
     os.killpg(ran.pid, signal.SIGINT)  # as a terminal does
-    said = ran.communicate(timeout=60)[1]
+    said = ran.communicate(timeout=HANGS)[1]
     assert ran.returncode == 130
     assert "Traceback" not in said
     assert said.endswith(f"fxlab {words.split()[0]}: stopped\n")
@@ -855,7 +856,7 @@ def lab(tmp_path):
             stderr=subprocess.DEVNULL if words else subprocess.PIPE,
             text=True,
         )
-        too_late = threading.Timer(90, server.kill)  # ends who reads what it says
+        too_late = threading.Timer(HANGS, server.kill)  # ends who reads what it says
         too_late.start()
         started.append((server, too_late))
         return server, port, lecture
@@ -872,11 +873,11 @@ def test_lab_serves_the_first_lecture_and_passes_options_on_to_jupyterlab(lab):
     assert server.stderr is not None
     address = f"http://127.0.0.1:{port}/lab/tree/notebooks/00_start.ipynb"
     assert any(address in line for line in server.stderr)
-    wait_for(port, time.monotonic() + 30)  # it says its address just before it listens
-    with urllib.request.urlopen(f"{address}?token=t", timeout=30) as page:
+    wait_for(port, time.monotonic() + HANGS)  # it says its address just before it listens
+    with urllib.request.urlopen(f"{address}?token=t", timeout=HANGS) as page:
         assert page.status == 200
     stored = f"http://127.0.0.1:{port}/api/contents/notebooks/00_start.ipynb?token=t"
-    with urllib.request.urlopen(stored, timeout=30) as page:
+    with urllib.request.urlopen(stored, timeout=HANGS) as page:
         assert json.load(page)["type"] == "notebook"
 
 
@@ -889,5 +890,5 @@ def test_lab_as_json_says_where_it_listens(lab):
     found = json.loads("".join([*lines, line]))
     assert found["notebook"] == str(lecture) and found["missing"] == []
     assert found["address"].startswith(f"http://127.0.0.1:{port}/lab/tree/notebooks/00_start.ipynb")
-    with urllib.request.urlopen(found["address"], timeout=30) as page:
+    with urllib.request.urlopen(found["address"], timeout=HANGS) as page:
         assert page.status == 200

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import fxlab
+from tests.clocks import HANGS
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("ipywidgets", "anywidget", "IPython", "graphviz", "matplotlib", "onnx")
@@ -23,7 +24,7 @@ def fresh(code: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=check,
-        timeout=120,
+        timeout=HANGS,
     )
 
 

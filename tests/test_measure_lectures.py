@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.clocks import HANGS
 from tests.measure_lectures import RESULTS, SECONDS, Meter, bar, lectures
 from tests.readme import first_cell
 
@@ -45,7 +46,7 @@ def test_the_meter_sees_memory_and_work_of_a_process_and_its_child():
     meter.start()
     assert process.stdout is not None
     assert process.stdout.readline() == b"made\n"
-    for _ in range(2000):  # the next look at the processes
+    for _ in range(100 * HANGS):  # the next look at the processes
         if meter.peak > 60_000_000:
             break
         meter.stopped.wait(0.01)

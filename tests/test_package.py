@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.clocks import HANGS
 from tests.conftest import link_torch_into
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +26,7 @@ def built(tmp_path_factory) -> Path:
     """The wheel of this checkout as a file, built without a network."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=HANGS)
     (path,) = folder.glob("fxlab-*.whl")
     return path
 
@@ -44,7 +45,7 @@ def installed(built, tmp_path_factory):
     venv.create(home, with_pip=True)
     programs = home / ("Scripts" if sys.platform == "win32" else "bin")
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, str(built)], check=True, capture_output=True, text=True, timeout=300)
+    subprocess.run([*pip, str(built)], check=True, capture_output=True, text=True, timeout=HANGS)
     (packages,) = home.rglob("site-packages")
     link_torch_into(packages)
 
@@ -52,7 +53,7 @@ def installed(built, tmp_path_factory):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         command = [str(programs / program), *words]
         return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True,
-                              check=False, timeout=300)  # fmt: skip
+                              check=False, timeout=HANGS)  # fmt: skip
 
     return run
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clocks import HANGS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Windows has none of these; macOS has no /proc and no fork that is safe with threads.
@@ -80,7 +82,7 @@ def test_a_pipeline_in_a_script_runs_where_processes_are_spawned(tmp_path):
     script.write_text(STAGES, "utf-8")
     ran = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=HANGS,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split()[-1] == "2"
@@ -90,5 +92,5 @@ def fresh(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a new interpreter that sees the project, in a folder of its own."""
     return subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=HANGS,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 from fxlab.teach.exercise import part
 from fxlab.teach.masters import BEGIN, END, part_id, solution_cells, source_of
 from fxlab.teach.releasing import leaks, problems, solution_lines, student_copy
+from tests.clocks import HANGS
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTRUCTOR = ROOT / "notebooks" / "instructor"
@@ -137,7 +138,7 @@ def solved_blocks() -> set[tuple[str, ...]]:
 
 def test_the_wheel_holds_no_master_and_no_solution(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=HANGS)
     (wheel,) = tmp_path.glob("fxlab-*.whl")
     searched = solved_blocks()
     assert len(searched) > 100

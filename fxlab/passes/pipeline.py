@@ -40,6 +40,7 @@ from fxlab.passes.schedule import balanced_stages
 __all__ = ["Event", "PipelineError", "PipelineRun", "pipeline_stages", "run_pipeline", "run_stage"]
 
 SCHEDULES = ("gpipe", "1f1b")
+RESERVE = 1.0  # seconds of the limit in which hanging stages say where they are
 
 
 class PipelineError(FxlabError, RuntimeError):
@@ -387,12 +388,11 @@ def _collect(
 ) -> list[dict[str, Any]]:
     """Wait for every stage's result; the first trouble ends the run."""
     results: dict[int, dict[str, Any]] = {}
-    reserve = 1.0  # seconds in which hanging stages say where they are
     while len(results) < len(crew):
         open_ranks = [rank for rank in range(len(crew)) if rank not in results]
         waiting = {lines[rank]: rank for rank in open_ranks}
         sentinels = {crew[rank].sentinel: rank for rank in open_ranks}
-        left = deadline - reserve - time.monotonic()
+        left = deadline - RESERVE - time.monotonic()
         ready = connection.wait([*waiting, *sentinels], timeout=max(left, 0))
         if not ready:
             raise _timed_out(crew, open_ranks, folder)
@@ -448,12 +448,20 @@ def _timed_out(crew: Sequence[Any], ranks: Sequence[int], folder: str) -> Pipeli
     """Ask the hanging stages where they are, and say it."""
     texts = []
     if hasattr(signal, "SIGUSR1") and hasattr(faulthandler, "register"):
-        for rank in ranks:
-            if crew[rank].is_alive():
+        paths = [Path(folder) / f"trace-{rank}.txt" for rank in ranks]
+        asked = []
+        for rank, path in zip(ranks, paths, strict=True):
+            if crew[rank].is_alive() and path.exists():  # who is still starting does not listen
                 os.kill(crew[rank].pid, signal.SIGUSR1)
-        time.sleep(0.3)
-        for rank in ranks:
-            path = Path(folder) / f"trace-{rank}.txt"
+                asked.append(path)
+        end, before = time.monotonic() + RESERVE, None
+        while time.monotonic() < end:  # until all have said it, and nothing more comes
+            sizes = [path.stat().st_size for path in asked]
+            if all(sizes) and sizes == before:
+                break
+            before = sizes
+            time.sleep(0.05)
+        for rank, path in zip(ranks, paths, strict=True):
             text = path.read_text("utf-8") if path.exists() else ""
             texts.append(f"stage {rank} is at\n{text.rstrip() or '  (still starting)'}")
     joined = "\n".join(texts)

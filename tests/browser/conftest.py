@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clocks import HANGS
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -78,7 +80,7 @@ class Watched:
 @pytest.fixture
 def tab(browser) -> Iterator[Watched]:
     page = browser.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(1000 * HANGS)
     watched = Watched(page)
     page.on("request", lambda request: watched.requests.append(request.url))
     page.on("pageerror", lambda error: watched.errors.append(str(error)))
@@ -180,13 +182,13 @@ def server(chromium, tmp_path_factory) -> Iterator[Server]:
     finally:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(HANGS)
         except subprocess.TimeoutExpired:  # a busy machine: its kernels take their time
             process.kill()
             process.wait(60)
         process.stdout.close()
         if drain is not None:
-            drain.wait(60)
+            drain.wait(HANGS)
         log.close()
 
 
