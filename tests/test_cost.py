@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -22,6 +20,7 @@ from fxlab.models import (
 )
 from fxlab.passes import Device, calibrate, cost, profile
 from fxlab.passes.cost import amount
+from tests.clocks import own_seconds, times_as_long
 
 torch.set_num_threads(1)
 
@@ -223,15 +222,12 @@ def test_the_roofline_takes_the_longer_of_compute_and_memory():
 
 def test_predicted_time_of_resnet50_is_within_twice_of_measured():
     gm, x = traced(resnet50()), torch.randn(1, 3, 224, 224)
-    ratios = []
+    found = cost(gm, x)
     with torch.no_grad():
-        gm(x)
-        for _ in range(3):
-            predicted = calibrate().predict(cost(gm, x)).seconds
-            start = time.process_time()  # one thread's own time, whoever else uses the machine
-            gm(x)
-            ratios.append(predicted / (time.process_time() - start))
-    assert 0.5 < sorted(ratios)[1] < 2
+        ratio = times_as_long(
+            lambda: calibrate().predict(found).seconds, lambda: own_seconds(lambda: gm(x))
+        )
+    assert 0.5 < ratio < 2
 
 
 def test_profile_measures_each_node_and_keeps_it_on_the_node():

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from fxlab.passes.base import as_pass, copy_sharing_tensors, is_read, report, un
 from fxlab.passes.convolutions import KERNELS, PackedConv2d, WinogradConv2d
 from fxlab.passes.effects import AliasClasses, mutated_inputs
 from fxlab.passes.fuse import fuse_conv_bn, has_hooks
+from fxlab.passes.roofline import fastest
 from fxlab.passes.shape_prop import TensorMetadata, need_graph, shape_prop, shape_text
 from fxlab.surroundings import tidy
 
@@ -147,7 +147,7 @@ def _folded(traced: GraphModule, inputs: Any) -> GraphModule:
 def _whole(programs: dict[str, GraphModule], inputs: Any, repeats: int) -> dict[str, float]:
     """Return the seconds of whole programs; the first one's effects are undone."""
     with undisturbed(next(iter(programs.values())), inputs) as given:
-        return _fastest({name: partial(gm, *given) for name, gm in programs.items()}, repeats)
+        return fastest({name: partial(gm, *given) for name, gm in programs.items()}, repeats)
 
 
 def _pack_groups(gm: GraphModule, repeats: int, changed: list[str], kept: list[str]) -> None:
@@ -234,7 +234,7 @@ class _Group:
         }
         # In the program other layers run in between, so a kernel finds its weights far away.
         between = torch.empty(_BETWEEN)
-        return _fastest({**ways, "eager": eager}, repeats, between.zero_)
+        return fastest({**ways, "eager": eager}, repeats, between.zero_)
 
     def replace(self, gm: GraphModule, way: str = "packed") -> None:
         stem = f"{self.conv.target.replace('.', '_')}_{way.lower()}"
@@ -393,24 +393,3 @@ def _leaving(gm: GraphModule, early: Container[Node] = ()) -> dict[Node, list[No
 
 def _memory_format(node: Node) -> torch.memory_format | None:
     return getattr(node.meta.get("tensor_meta"), "memory_format", None)
-
-
-def _fastest(
-    candidates: dict[str, Callable[[], Any]], repeats: int, between: Callable[[], Any] | None = None
-) -> dict[str, float]:
-    """Return the smallest seconds of each candidate, measured in turns; ``between`` is not timed.
-
-    With one thread the clock is the process's own: what others do on the machine does not count.
-    """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    for work in candidates.values():
-        work()
-    for _ in range(repeats):
-        for name, work in candidates.items():
-            if between is not None:
-                between()
-            start = clock()
-            work()
-            samples[name].append(clock() - start)
-    return {name: min(times) for name, times in samples.items()}
