@@ -15,6 +15,7 @@ from torch import nn
 import fxlab
 from fxlab.core.purity import pure
 from fxlab.passes.schedule import hoist_async
+from tests.clocks import HANGS
 
 SECONDS = 0.02  # of the call and of the work
 Span = tuple[float, float]
@@ -42,7 +43,7 @@ def server() -> Iterator[multiprocessing.process.BaseProcess]:
         yield process
     finally:
         ours.send(None)
-        process.join(10)
+        process.join(HANGS)
 
 
 def ask(key: float) -> float:

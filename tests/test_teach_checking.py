@@ -17,6 +17,7 @@ from fxlab.teach import NotDone, check, exercises, judge, programs
 from fxlab.teach.examine import SHRINK_CALLS, examine
 from fxlab.teach.exercise import Case, Finding, Part, Property, exercise, part
 from fxlab.teach.limits import AnswerError, Guard, refusing
+from tests.clocks import HANGS
 
 
 def good(gm):
@@ -203,7 +204,7 @@ def test_a_pass_that_stopped_claims_no_nodes():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("fxlab.teach.checking.Guard", lambda id, asks: Guard(id, asks, 0.3))
+    monkeypatch.setattr("fxlab.teach.checking.Guard", lambda id, asks: Guard(id, asks, 1.0))
 
 
 def test_an_endless_loop_is_stopped_and_its_line_named(impatient):
@@ -211,10 +212,10 @@ def test_an_endless_loop_is_stopped_and_its_line_named(impatient):
         while True:
             pass
 
-    begin = time.monotonic()
+    begin = time.process_time()
     result = check("2.2", endless)
-    assert time.monotonic() - begin < 5
-    assert result.status == "error" and "stopped after 0.3 s" in result.sentence
+    assert time.process_time() - begin < 5
+    assert result.status == "error" and "stopped after 1 s" in result.sentence
     assert "of endless" in result.sentence and "list(gm.graph.nodes)" in result.sentence
     assert [one.status for one in result.cases[1:]] == ["not run"] * (len(result.cases) - 1)
     assert check("2.2", good)  # the kernel is usable
@@ -246,13 +247,12 @@ def test_a_graph_that_grows_without_end_is_stopped_with_the_remedy():
 
 def test_no_thread_and_no_patch_is_left_after_a_check(impatient):
     codes = [fxlab.passes.dce.__code__, torch.fx.Graph.eliminate_dead_code.__code__]
-    before = threading.active_count()
+    before = set(threading.enumerate())
     check("2.2", no_effects)
     check("2.2", fxlab.passes.dce)
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    assert threading.active_count() <= before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(HANGS)
+        assert not thread.is_alive()
     assert codes == [fxlab.passes.dce.__code__, torch.fx.Graph.eliminate_dead_code.__code__]
 
 
