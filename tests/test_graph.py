@@ -119,6 +119,26 @@ def test_reroute_rewrites_all_users_and_tells_which():
     assert x.meta["from"][0]["name"] == "relu"
 
 
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_users_can_be_given_a_value_instead_of_a_node(fx):
+    for value in (5, None, "x", (1, [2.0]), torch.ones(2)):
+        gm = fx.symbolic_trace(lambda x: (torch.relu(x) + 1, torch.abs(x)))
+        _, relu, add, absolute, output = gm.graph.nodes
+        assert relu.replace_all_uses_with(value) == [add]
+        assert repr(add.args) == repr((value, 1)) and not relu.users
+        add.replace_input_with(relu, 7)  # it is read no more
+        assert repr(add.args) == repr((value, 1))
+        absolute.replace_all_uses_with((relu, add), delete_user_cb=lambda user: user.op == "output")
+        assert set(output.all_input_nodes) == {relu, add} and not absolute.users
+        gm.graph.lint()
+    output.replace_input_with(add, 3)
+    gm.graph.erase_node(add)
+    gm.recompile()
+    x = torch.randn(3)
+    first, (relued, three) = gm(x)
+    assert first == 3 and torch.equal(relued, x.relu()) and three == 3
+
+
 def test_a_node_that_was_built_from_what_it_replaces_can_be_left_alone():
     graph, (_x, a, _b, _c) = chain()
     with graph.inserting_after(a):
@@ -128,6 +148,40 @@ def test_a_node_that_was_built_from_what_it_replaces_can_be_left_alone():
     a.replace_all_uses_with(new)
     with pytest.raises(LintError, match="reads itself"):
         graph.lint()
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_erasing_a_node_twice_warns_and_does_nothing(fx):
+    gm = fx.symbolic_trace(lambda x: (torch.relu(x), x.neg())[1])
+    (relu,) = (node for node in gm.graph.nodes if node.target is torch.relu)
+    gm.graph.erase_node(relu)
+    with pytest.warns(UserWarning, match="erased"):
+        gm.graph.erase_node(relu)
+    assert [node.name for node in gm.graph.nodes] == ["x", "neg", "output"]
+    gm.graph.lint()
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_changing_a_list_or_dict_of_a_node_is_a_type_error_as_in_torch_fx(fx):
+    graph = fx.Graph()
+    node = graph.call_function(torch.sum, ([1, 2],), {"how": {"a": 1}})
+    for change in (lambda: node.args[0].append(3), lambda: node.kwargs["how"].update(b=2)):
+        with pytest.raises(TypeError):
+            change()
+    assert node.args == ([1, 2],) and node.kwargs == {"how": {"a": 1}}
+
+
+def test_torch_fx_s_own_lists_and_dicts_become_fxlab_s():
+    from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+    graph = Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.sum, (x, immutable_list([0, 1])))
+    node.kwargs = {"how": immutable_dict(a=immutable_list([1]))}
+    assert type(node.args[1]) is type(node.kwargs["how"]["a"]) is fxlab.node.immutable_list
+    graph.output(node)
+    code = fxlab.GraphModule(torch.nn.Module(), graph).code
+    assert "torch.sum(x, [0, 1], how = {'a': [1]})" in code
 
 
 def test_erasing_a_node_that_is_read_is_refused_and_names_the_readers():

@@ -2,8 +2,12 @@
 
 import enum
 import operator
+import os
 import pickle
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,8 @@ from torch import nn
 
 import fxlab
 from fxlab import CodegenError
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class Colour(enum.Enum):
@@ -83,3 +89,45 @@ def test_a_graph_traced_with_concrete_args_pickles_and_poisons_no_later_trace():
     again = pickle.loads(pickle.dumps(gm))
     assert again(torch.ones(1), {"a": 2}) == 3
     assert fxlab.symbolic_trace(lambda x: x + 1)(1) == 2
+
+
+MODEL = """
+import torch
+class Settings:
+    width = 3
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.settings = Inner(), Settings()
+    def forward(self, x):
+        return self.inner(x) + self.settings.width
+    def heads(self):
+        return 4
+class Inner(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+
+
+def test_a_program_runs_where_the_class_of_its_model_is_not_to_be_had(tmp_path):
+    """torch.save in one process, torch.load in another that has never seen the model."""
+    (tmp_path / "net.py").write_text(MODEL)
+    save = "import torch, fxlab, net; torch.save(fxlab.symbolic_trace(net.Net()), 'net.pt')"
+    load = (
+        "import torch; gm = torch.load('net.pt', weights_only=False); import sys; "
+        "print(gm(torch.ones(2)).tolist(), gm.original_type, 'net' in sys.modules, "
+        "[n.meta['nn_module_stack']['inner'][1] for n in gm.graph.nodes if n.name == 'relu'])"
+    )
+
+    def run(code):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    run(save)
+    assert run(load) == "[4.0, 4.0] <class 'net.Net'> True ['net.Inner']"
+    (tmp_path / "net.py").unlink()
+    assert run(load) == "[4.0, 4.0] None False ['net.Inner']"

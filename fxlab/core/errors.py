@@ -33,7 +33,6 @@ _PACKAGE, _TORCH = Path(__file__).parent.parent, str(Path(torch.__file__).parent
 _HERE, _TORCH_FX = str(_PACKAGE / "core"), str(Path(_TORCH) / "fx")
 _ROOMS = [str(_PACKAGE / room) for room in ("core", "display", "explorer", "tracing")]
 _FILES = [str(_PACKAGE / f"passes/{name}.py") for name in ("base", "rewriter", "matcher", "unused")]
-_COMMAND = str(_PACKAGE / "cli.py")
 _MACHINERY = frozenset((*_ROOMS, _TORCH_FX, *_FILES, contextlib.__file__))
 _OUTSIDE, _INSIDE, _TORCHS, _GENERATED, _BORDER, _ENTRY = range(6)
 GENERATED = "<eval_with_key>.fxlab_"
@@ -53,7 +52,7 @@ class _Kinds(dict[str, int]):
         folder, _, file = name.rpartition(os.sep)
         if folder == _HERE and file == "capture.py":
             kind = _BORDER
-        elif name == _COMMAND:
+        elif name == str(_PACKAGE / "cli.py"):
             kind = _ENTRY  # who types a command calls from no line of theirs
         elif not _MACHINERY.isdisjoint((folder, name)) or name.startswith(("<frozen ", "<eval_")):
             kind = _INSIDE
@@ -176,8 +175,7 @@ def cell_name(file: str) -> str | None:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     namer: Any = getattr(getattr(shell, "compile", None), "format_code_name", None)
-    name = None if namer is None else namer(file)
-    if name is not None:
+    if namer is not None and (name := namer(file)) is not None:
         return name[1]
     return "In[?]" if "ipykernel_" in file or file.startswith("<ipython-input") else None
 

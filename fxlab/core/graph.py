@@ -300,7 +300,7 @@ class Graph:
         """Take `to_erase`, a Node that nobody reads, out of the Graph.
 
         Raises:
-            RewriteError: it still has users, belongs to another Graph, or was erased before.
+            RewriteError: it still has users, or belongs to another Graph.
         """
         if to_erase.graph is not self:
             raise RewriteError("tried to erase a node of another graph", node=to_erase,
@@ -313,8 +313,8 @@ class Graph:
                 hint="make its users read something else first", wrong="graph.erase_node(node)",
                 right="node.replace_all_uses_with(new)\ngraph.erase_node(node)")  # fmt: skip
         if to_erase._erased:
-            raise RewriteError(f"{to_erase._name} was erased before", node=to_erase,
-                               hint="create the node anew")  # fmt: skip
+            warnings.warn(f"{to_erase._name} was erased before: nothing is done", stacklevel=2)
+            return
         prev = to_erase._prev
         self._unlink(to_erase)
         to_erase._erased = True
@@ -537,8 +537,7 @@ class Graph:
             add_ancestors(copy, [node])
             made[node] = memo[id(node)] = copy
             new._link(copy, new._root._prev)
-            if new._watched:
-                new._changed("create", copy, None, {"prev": copy._prev})
+            new._edited("create", copy, None, {"prev": copy._prev})
         new._graph_namespace = _Namespace(*self._graph_namespace.known())
         new._codegen = copying.deepcopy(self._codegen, memo)
         new._constants, new._trace_warnings = dict(self._constants), list(self._trace_warnings)

@@ -13,12 +13,13 @@ import copy
 import functools
 import inspect
 import itertools
+import pickle
 import threading
 import traceback
 import types
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from torch import nn
@@ -263,7 +264,7 @@ class GraphModule(nn.Module):
         except AttributeError:
             original: Any = fields.get("_original", (None, {}))
             static, (kind, attributes) = inspect.getattr_static, original
-            if name[0] == "_" or static(type(self), name, None) is not None:
+            if name[:1] == "_" or static(type(self), name, None) is not None:
                 raise
             found = attributes.get(name, static(kind, name, MISSING))
             plain = found is not MISSING and not hasattr(found.__class__, "__get__")
@@ -316,10 +317,10 @@ class GraphModule(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the Graph itself, not a re-trace of its source."""
         fields = {k: v for k, v in self.__dict__.items() if k not in ("_in_spec", "_out_spec")}
-        fields.update({hooks: [] for hooks in _HOOKS})
-        kind, attributes = self._original
-        kind = None if why_not(kind) else kind
-        fields["_original"] = kind, {k: v for k, v in attributes.items() if not why_not(v)}
+        kind, held = self._original
+        held = {name: value for name, value in held.items() if not why_not(value)}
+        kept = pickle.dumps((None if why_not(kind) else kind, held))
+        fields.update({hooks: [] for hooks in _HOOKS}, _original=(None, {}), _kept=kept)
         base = type(self).__mro__[1]
         return base.__new__, (base,), (type(self).__name__, fields)
 
@@ -327,6 +328,8 @@ class GraphModule(nn.Module):
         type(self).__name__ = type(self).__qualname__ = named[0]
         graph = named[1].pop("_graph")
         super().__setstate__(named[1])  # pyright: ignore - torch has no types here
+        with suppress(Exception):  # where the traced model's class is not to be had, it runs too
+            self.__dict__["_original"] = pickle.loads(self.__dict__.pop("_kept", b""))
         self.graph = graph
 
     def __str__(self) -> str:

@@ -46,6 +46,10 @@ _HOW_TO_CHANGE = """{what} of a Node cannot be changed in place: users would go 
       {right}"""
 
 
+class _ImmutableError(TypeError, NotImplementedError):
+    """A container of a Node was to be changed; torch.fx raised both, in its time."""
+
+
 class immutable_list(list[Any]):  # torch.fx's name
     """A list inside a Node's arguments; every method that would change it says how to do it."""
 
@@ -70,7 +74,7 @@ def _make_immutable(kind: type, base: type, methods: str, **how: str) -> None:
     """Refuse the methods that change a container, and make it known to pytree."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(_HOW_TO_CHANGE.format(**how))
+        raise _ImmutableError(_HOW_TO_CHANGE.format(**how))
 
     for name in methods.split():
         setattr(kind, name, refuse)
@@ -129,7 +133,7 @@ def _rebuilt(a: Any, parts: list[Any], list_type: Any, dict_type: Any) -> Any:
     whole: Any = a
     if kind is tuple:
         return tuple(parts)
-    common = kind in (list, dict, immutable_list, immutable_dict)
+    common = kind in (list, dict) or kind.__name__ in ("immutable_list", "immutable_dict")
     if not common and all(map(operator.is_, parts, _children(a) or ())) and not holds_node(a):
         return whole
     if isinstance(a, tuple):
@@ -467,9 +471,7 @@ class Node:
     def __repr__(self) -> str:
         return self._repr_fn(self) if self._repr_fn else self._name
 
-    @staticmethod
-    def _pretty_print_target(target: Any) -> str:
-        return target_text(target)
+    _pretty_print_target: Any = staticmethod(lambda target: target_text(target))  # pyright: ignore
 
 
 _LEAVES.add(Node)

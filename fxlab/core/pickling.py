@@ -8,6 +8,7 @@ be pickled is named with its Node. The state carries a version, so that a later 
 from __future__ import annotations
 
 import builtins
+import inspect
 import pickle
 import pkgutil
 import types
@@ -103,8 +104,8 @@ def _meta_state(node: Node, lost: dict[str, int]) -> dict[str, Any]:
     """Return the meta that can be pickled; count what cannot."""
     kept: dict[str, Any] = {}
     for key, value in node.meta.items():
-        if key == "nn_module_stack":  # a class that no name leads to is kept as text
-            kept[key] = {k: (path, kind if _named(kind) else qualified_name(kind))
+        if key == "nn_module_stack":  # a class that may not be there where it is read: as text
+            kept[key] = {k: (path, qualified_name(kind) if inspect.isclass(kind) else kind)
                          for k, (path, kind) in value.items()}  # fmt: skip
         elif key in ("source", "from", "made_by", "is_wrapped") or not why_not(value):
             kept[key] = value
