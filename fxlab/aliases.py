@@ -51,6 +51,16 @@ _PATHS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
+# Private names of torch.fx that packages import: of helpers that know names, functions and Modules
+# only, torch.fx's own serve; the others are public here.
+_HELPERS = {
+    "node": "_get_qualified_name _type_repr",
+    "graph": "_is_from_torch _snake_case",
+    "graph_module": "_assign_attr _copy_attr _del_attr _get_attr _has_attr",
+}
+_PUBLIC_HERE = {"graph._PyTreeCodeGen": "tracing.pytrees", "graph._PyTreeInfo": "tracing.pytrees"}
+
+
 class _Alias(types.ModuleType):
     """A module that finds each name in another one, when it is asked for."""
 
@@ -69,6 +79,11 @@ class _Alias(types.ModuleType):
                 value = getattr(importlib.import_module(real), name, self)
                 if value is not self:
                     return value
+        if name in _HELPERS.get(path, "").split():
+            return getattr(importlib.import_module(f"torch.fx.{path}"), name)
+        if f"{path}.{name}" in _PUBLIC_HERE:
+            home = importlib.import_module(f"{package}.{_PUBLIC_HERE[f'{path}.{name}']}")
+            return getattr(home, name.lstrip("_"))
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:

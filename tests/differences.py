@@ -231,6 +231,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         "who steps through an edit sees what it changed, and nothing else",
     ),
     Difference(
+        "names in parts",
+        "`split_module` names the nodes of its parts anew (`add` in each), if it is not told to "
+        "keep their names",
+        "a node has the name in its part that it had before",
+        "who compares the parts with the program finds each value again",
+    ),
+    Difference(
         "pass manager",
         "`PassManager` edits the module that it is given; the one of `passes.pass_manager` returns "
         "a module",

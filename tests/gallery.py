@@ -198,14 +198,6 @@ def erasing_what_is_read():
 
 
 @case
-def erasing_twice():
-    graph, x, _ = chain()
-    node = graph.call_function(torch.neg, (x,))
-    graph.erase_node(node)
-    graph.erase_node(node)
-
-
-@case
 def erasing_from_another_graph():
     graph, _, _ = chain()
     graph.erase_node(chain()[2])

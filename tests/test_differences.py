@@ -434,6 +434,22 @@ def _() -> None:
     assert torch.equal(ours(X), X + 1)
 
 
+@row("names in parts")
+def _() -> None:
+    from torch.fx.passes.split_module import split_module as torch_split
+
+    def program(x):
+        return (x + 1).relu() + 2
+
+    theirs, ours = both(program)
+    found = []
+    for split, gm in ((torch_split, theirs), (fxlab.passes.split_module, ours)):
+        number = {node: i // 3 for i, node in enumerate(gm.graph.nodes)}
+        parts = split(gm, gm, number.__getitem__)
+        found.append([n.name for n in parts.submod_1.graph.nodes if n.op == "call_function"])
+    assert found == [["add"], ["add_1"]]
+
+
 @row("pass manager")
 def _() -> None:
     older = importlib.import_module("torch.fx.passes.pass_manager").PassManager

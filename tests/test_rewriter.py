@@ -783,3 +783,14 @@ def test_the_search_for_cycles_is_on_again_behind_a_rewrite_and_behind_one_that_
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_ignored_literals_do_not_stand_for_what_the_pattern_computes() -> None:
+    def two(x):
+        return torch.relu(x), torch.neg(x)
+
+    pattern = fxlab.symbolic_trace(two).graph
+    matcher = SubgraphMatcher(pattern, match_output=True, ignore_literals=True)
+    assert matcher.match(fxlab.symbolic_trace(lambda x: torch.relu(x)).graph) == []
+    (found,) = matcher.match(fxlab.symbolic_trace(two).graph)
+    assert len(found.nodes_map) == 4

@@ -188,6 +188,25 @@ def test_alias_modules_import_in_every_spelling() -> None:
     assert type(sys.modules["fxlab.node"]).__name__ == "_Alias"
 
 
+def test_private_helpers_that_packages_import_are_here() -> None:
+    from fxlab.graph import _PyTreeCodeGen, _PyTreeInfo, _snake_case
+    from fxlab.graph_module import _assign_attr, _copy_attr, _get_attr
+    from fxlab.node import _get_qualified_name, _type_repr
+
+    assert _get_qualified_name(torch.relu) == "torch.relu" and _type_repr(int) == "int"
+    assert _snake_case("MaxPool") == "max_pool"
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    gm = fxlab.symbolic_trace(model)
+    _assign_attr(torch.nn.ReLU(), gm, "0.1")
+    assert isinstance(_get_attr(gm, "0.1"), torch.nn.ReLU)
+    other = torch.nn.Module()
+    _copy_attr(gm, other, "0.0.weight")
+    assert other.get_submodule("0.0").weight is model[0][0].weight
+    graph = fxlab.symbolic_trace(lambda x: x, concrete_args={"x": (fxlab.PH, fxlab.PH)}).graph
+    assert type(graph._codegen) is _PyTreeCodeGen
+    assert type(graph._codegen.pytree_info) is _PyTreeInfo
+
+
 def test_differences_are_one_table_with_a_reason_each() -> None:
     names = [d.name for d in DIFFERENCES]
     assert len(names) == len(set(names))

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 
 from fxlab.core.errors import RewriteError
 from fxlab.core.graph import Graph
-from fxlab.core.node import Node
+from fxlab.core.node import Node, holds_node
 from fxlab.core.purity import effect
 from fxlab.passes.normalize import Call, canonical_call, find
 
@@ -266,7 +266,8 @@ class SubgraphMatcher:
         if pairs is not None:
             return [pairs]
         lists = isinstance(pn, _LISTS) and isinstance(gn, _LISTS)
-        if (self.ignore_literals and not lists) or (not isinstance(gn, Node) and _same(pn, gn)):
+        free = self.ignore_literals and not lists and not holds_node(pn)
+        if free or (not isinstance(gn, Node) and _same(pn, gn)):
             return []
         return "literal"
 

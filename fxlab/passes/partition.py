@@ -100,6 +100,7 @@ class OperatorSupportBase(abc.ABC):
 
     def _refusal(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> str | None:
         """Return what these rules by themselves have against `node`, in words."""
+        return None
 
     def __and__(self, other: OperatorSupportBase) -> OperatorSupportBase:
         return chain(self, other)

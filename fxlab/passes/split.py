@@ -148,7 +148,8 @@ def split_nodes(
         keep_paths: whether submodules keep their dotted path inside a part.
         keep_original_order: call parts in order of their first node; an order that this makes
             wrong is an error.
-        keep_original_node_name: give nodes of the parts their old names.
+        keep_original_node_name: give nodes of the parts their old names even where a name
+            clashes with Python or torch; without it they have them wherever that is possible.
         keep_original_input_name: name a part's inputs after the values; otherwise ``arg_0``...
         tuple_return: whether a part with one output returns a tuple, too.
         qualname_map: filled with ``"<part>.<path>" -> "<old path>"``.
