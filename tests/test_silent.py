@@ -689,6 +689,62 @@ def test_an_input_that_is_compared_by_is_is_a_warning(function):
     assert re.search(IS[function], told) and "test_silent.py:" in told
 
 
+def exists(value):
+    return value is not None
+
+
+def default(value, other):
+    return value if exists(value) else other
+
+
+class Attends(nn.Module):
+    def forward(self, x, context=None, mask=None):
+        context = default(context, x)
+        return self.masked(x * context, factor=mask)
+
+    def masked(self, y, factor):
+        return y if factor is None else y * factor
+
+
+def test_an_input_that_a_helper_tests_for_none_is_a_warning():
+    gm, told = warnings_of(Attends())
+    for_mask, for_context = sorted(told)
+    assert "given context" in for_context and "return value is not None" in for_context
+    assert "given mask" in for_mask and "if factor is None" in for_mask
+    assert torch.equal(gm(X, X, X), Attends()(X, X, X))
+    for given in ({"context": None, "mask": None}, {"context": fxlab.PH, "mask": fxlab.PH}):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gm = fxlab.symbolic_trace(Attends(), concrete_args=given)
+        assert not any("None was answered" in str(w.message) for w in caught)
+
+
+def asks_for_a_key(batch):
+    mask = batch.get("mask")
+    return batch["x"] if mask is None else batch["x"] * mask
+
+
+def test_a_value_that_a_dict_may_not_have_is_a_warning():
+    (told,) = warnings_of(asks_for_a_key)[1]
+    assert "whether what Proxy(batch).get() returns is None" in told
+    assert warnings_of(lambda batch: batch["x"] * batch.get("mask", 1))[1] == []
+
+
+def takes_a_list(xs: list[T]):
+    return xs[0] if isinstance(xs, (list, tuple)) else xs * 2
+
+
+def test_a_class_is_asked_of_what_an_annotation_or_an_example_tells():
+    assert CLASS in warnings_of(takes_a_list)[1][0]
+    several = lambda xs: xs[0] if isinstance(xs, (list, tuple)) else xs * 2  # noqa: E731
+    assert warnings_of(several)[1] == []
+    with pytest.warns(TraceWarning, match=CLASS):
+        fxlab.symbolic_trace(several, example_inputs=([X, X],))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fxlab.symbolic_trace(several, example_inputs=(X,))
+
+
 def test_what_is_compared_by_is_and_is_no_input_is_none():
     def program(x, setting=Setting.TWO):
         y = x * 2

@@ -18,14 +18,15 @@ import re
 import types
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 
 from fxlab.core import proxy as proxies
 from fxlab.core.errors import is_users
-from fxlab.core.proxy import HASH, TEXT, Proxy, asks_shape, doubtful, probes
+from fxlab.core.proxy import HASH, TEXT, UNKNOWN, Proxy, asks_shape, doubtful, probes
 from fxlab.core.tracer import Tracer, TracerBase
+from fxlab.tracing.known import known
 from fxlab.tracing.questions import (
     Facts,
     expression,
@@ -96,6 +97,10 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
                 f"`is` compared {proxy}.{name} as a Proxy, {_FIXED}: compare by == (with example "
                 "inputs it is answered)",
             )
+    elif name == "get":
+        if is_tested_for_none(frame, called=True):
+            text = f"whether what {proxy}.get() returns is None was answered for a given one"
+            tracer.warn("none", f"{text}, {_FIXED}")
     elif name == "shape":
         if is_matched(frame):
             text = f"`match` took {proxy}.shape, which is a Proxy, for no sequence, {_FIXED}"
@@ -197,7 +202,13 @@ def _differs(proxy: Proxy, kinds: list[type]) -> bool:
     if any(k in _OF_A_PROXY for k in kinds) and not holds(torch.Tensor):
         return False  # somebody who knows of tracing
     for_proxy, fields = holds(torch.fx.Proxy), proxy.__dict__
-    node = fields.get("node")
+    node, tracer = fields.get("node"), proxy.tracer
+    value = UNKNOWN if not node or tracer._examples is None else known(tracer, node)[0]
+    if value is not UNKNOWN:
+        return holds(type(value)) != for_proxy
+    noted: Any = node and node.op == "placeholder" and (get_origin(node.type) or node.type)
+    if noted in (list, tuple, dict):
+        return holds(noted) != for_proxy
     shape = fields.get("attr") == "shape" or (node and node.target == "size" and len(node.args) < 2)
     values = (*_NUMBERS, torch.Size) if shape else _NUMBERS
     return holds(torch.Tensor) != for_proxy or (not for_proxy and any(map(holds, values)))
@@ -236,6 +247,47 @@ def _only_tells(frame: types.FrameType) -> bool:
         readers = [_innermost(statements, n.lineno, n.end_lineno or n.lineno) for n in reads]
         return bool(function) and all(_tells(reader, frame) for reader in readers)
     return _tells(statement, frame)
+
+
+def _calls(function: types.FunctionType) -> list[ast.Call]:
+    """Return the calls in a function, as far as it has a name and its file can be read."""
+    code = function.__code__
+    with contextlib.suppress(SyntaxError):
+        for statement in _statements("".join(linecache.getlines(code.co_filename))):
+            if _begins(statement, code.co_firstlineno):
+                return [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return []
+
+
+def _hand_on(
+    todo: list[tuple[types.FunctionType, str, str]], shown: dict[types.FunctionType, Facts]
+) -> None:
+    """Add (function, parameter, input) to which calls that name them hand variables on.
+
+    Args:
+        todo: (function, variable, input) known before.
+        shown: The functions that may be called -> what their code shows.
+    """
+    asked = {function for function, _, _ in todo}
+    helpers = {f.__name__: f for f in shown if f not in asked}
+    calls: dict[types.FunctionType, list[ast.Call]] = {}
+    if not any(shown[helper].none for helper in helpers.values()):
+        return
+    for caller, variable, given in todo:  # grows meanwhile
+        if caller not in calls:
+            calls[caller] = _calls(caller) if helpers.keys() & shown[caller].names else []
+        for call in calls[caller]:
+            called: Any = call.func
+            callee = helpers.get(getattr(called, "attr", getattr(called, "id", "")))
+            if callee is None:
+                continue
+            names = callee.__code__.co_varnames[: callee.__code__.co_argcount]
+            method = "." in callee.__qualname__.rpartition("<locals>.")[2]
+            bound = method and names[:1] == caller.__code__.co_varnames[:1]  # self
+            to = [*zip(names[bound:], call.args, strict=False)]
+            to += [(str(keyword.arg), keyword.value) for keyword in call.keywords]
+            new = [(callee, n, given) for n, v in to if getattr(v, "id", None) == variable]
+            todo += [one for one in new if one not in todo]
 
 
 def _begins(statement: ast.stmt, line: int) -> bool:
@@ -316,20 +368,21 @@ def warn_of_code(tracer: Tracer, shown: dict[types.FunctionType, Facts], asked: 
     """
     _warn_of_tries(tracer, [f for f, facts in shown.items() if facts.catches])
     told = [f for f in asked if f in shown]
-    if not any(shown[f].none or shown[f].same or shown[f].builtins for f in told):
-        return
     inputs = {str(n.target): n for n in tracer.graph.find_nodes(op="placeholder")}
     optional = {name for name, node in inputs.items() if node.args == (None,)}
-    for function in told:
-        found = shown[function]
-        for name in [name for name in inputs if name in optional & found.none.keys()]:
+    given = [(f, name, name) for f in told for name in inputs if name in optional]
+    _hand_on(given, shown)
+    for asks, name, its in given:
+        if name in shown[asks].none:
             tracer.warn(
                 "none",
-                f"whether {name} is None was answered for a given {name}, and that answer is fixed "
-                f"in the graph although its default is None: fix it, concrete_args={{{name!r}: "
-                "None}, or give the parameter no default",
-                found.none[name],
+                f"whether {name} is None was answered for a given {its}, and that answer is fixed "
+                f"in the graph although the default of {its} is None: fix it, concrete_args="
+                f"{{{its!r}: None}}, or give the parameter no default",
+                shown[asks].none[name],
             )
+    for function in told:
+        found = shown[function]
         for name in [name for name in inputs if name in found.same]:
             tracer.warn(
                 "is",

@@ -196,11 +196,15 @@ def after(code: types.CodeType, at: int) -> list[tuple[Step, ...]]:
     return [known[i + 1 : i + 7] for i in places]
 
 
-def is_tested_for_none(frame: types.FrameType) -> bool:
-    """Say whether what a frame reads just now is next compared with None."""
+def is_tested_for_none(frame: types.FrameType, called: bool = False) -> bool:
+    """Say whether what a frame reads just now, or a call of that, is next compared with None."""
+    at = frame.f_lasti
+    if called:
+        calls = [s.offset for s in steps(frame.f_code) if s.opname.startswith("CALL")]
+        at = next((offset for offset in calls if offset > at), at)
     return any(
         s.opname.endswith("NONE") or s[:2] == _LOAD_NONE
-        for rest in after(frame.f_code, frame.f_lasti)
+        for rest in after(frame.f_code, at)
         for s in rest[:1]
     )
 
