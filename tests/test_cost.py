@@ -39,14 +39,14 @@ def traced(model: nn.Module) -> fxlab.GraphModule:
     return fxlab.symbolic_trace(model.eval())
 
 
-def measured_peak(gm: fxlab.GraphModule, x: torch.Tensor) -> int:
+def measured_peak(gm: fxlab.GraphModule, *x: torch.Tensor) -> int:
     """Return the most bytes allocated at one moment, from the profiler's memory events."""
     with torch.no_grad():
-        gm(x)
+        gm(*x)
         with torch.profiler.profile(
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
         ) as profiler:
-            gm(x)
+            gm(*x)
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
@@ -237,6 +237,12 @@ def test_profile_measures_each_node_and_keeps_it_on_the_node():
     assert all(node.meta["columns"]["seconds"] >= 0 for node in gm.graph.nodes)
     assert result.seconds == pytest.approx(sum(result.by_kind().values()))
     assert result.slowest(1)[0].seconds == max(row.seconds for row in result.rows)
+    assert all(len(row.samples) == 3 for row in result.rows)
+    assert len(result.call_samples) == 3
+    together = result.samples_by_kind()
+    assert sum(map(sum, together.values())) == pytest.approx(
+        sum(sum(row.samples) for row in result.rows)
+    )
     assert "medians of 3" in str(result)
     assert result._repr_html_().count("<tr>") == len(result.rows)
     for wrong in ({"repeats": 0}, {"warmup": -1}):

@@ -10,6 +10,7 @@ last reader is done. Nothing is computed, so a model of gigabytes is costed in m
 from __future__ import annotations
 
 import html
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.passes.base import kind, report, undisturbed
+from fxlab.passes.scratch import Scratch, has_rule, scratch_of
 from fxlab.passes.shape_prop import ShapeError, need_graph, quiet_fakes, shape_text
 
 __all__ = ["Cost", "NodeCost", "cost"]
@@ -31,8 +33,9 @@ __all__ = ["Cost", "NodeCost", "cost"]
 aten = torch.ops.aten
 # These read the rows that the index names, not the whole table.
 _GATHERS = (aten.embedding, aten.index_select, aten.gather, aten.index)
+_PRODUCTS = (aten.mm, aten.bmm)
+_FUSED = (aten._native_multi_head_attention, aten._transformer_encoder_layer_fwd)
 _ALLOCATIONS = (aten.empty, aten.empty_strided, aten.new_empty, aten.empty_like)
-_CONVOLUTIONS = (aten.convolution, aten._convolution)
 
 
 @dataclass
@@ -50,6 +53,7 @@ class NodeCost:
         live_bytes: The most bytes held at one moment while it runs (inputs of the program and
             parameters not counted).
         parameters: Elements of the parameters that it owns or reads.
+        caveats: Which of the numbers ("flops", "live_bytes") is only the least there is, and why.
     """
 
     name: str
@@ -60,6 +64,7 @@ class NodeCost:
     bytes_written: int = 0
     live_bytes: int = 0
     parameters: int = 0
+    caveats: dict[str, str] = field(default_factory=dict)
 
     @property
     def bytes_moved(self) -> int:
@@ -114,6 +119,11 @@ class Cost:
         moved = self.bytes_read + self.bytes_written
         return self.flops / moved if moved else 0.0
 
+    @property
+    def caveats(self) -> dict[str, dict[str, str]]:
+        """The caveats of the rows that have one, by node; they hold for the totals too."""
+        return {row.name: row.caveats for row in self.rows if row.caveats}
+
     def __getitem__(self, name: str) -> NodeCost:
         """Return the row of the node of that name."""
         return next(row for row in self.rows if row.name == name)
@@ -123,12 +133,13 @@ class Cost:
         body = [
             [
                 *(r.name, r.kind, r.shape),
-                *_amounts(r.flops, r.bytes_read, r.bytes_written, r.live_bytes),
+                *_amounts(r.flops, r.bytes_read, r.bytes_written, r.live_bytes, r.caveats),
                 f"{r.intensity:.1f}",
             ]
             for r in self.rows
         ]
-        totals = _amounts(self.flops, self.bytes_read, self.bytes_written, self.peak_bytes)
+        least = [what for caveats in self.caveats.values() for what in caveats]
+        totals = _amounts(self.flops, self.bytes_read, self.bytes_written, self.peak_bytes, least)
         total = ["total", "", "", *totals, f"{self.intensity:.1f}"]
         return [head, *body, total]
 
@@ -140,7 +151,18 @@ class Cost:
             left = [cell.ljust(w) for cell, w in zip(row[:3], widths, strict=False)]
             right = [cell.rjust(w) for cell, w in zip(row[3:], widths[3:], strict=True)]
             lines.append("  ".join(left + right))
-        return "\n".join([*lines, f"{self.parameters:,} parameters"])
+        return "\n".join([*lines, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        return [f"{self.parameters:,} parameters", *(f">= {note}" for note in self._least())]
+
+    def _least(self) -> list[str]:
+        """Say for each caveat once in which nodes it holds."""
+        nodes: dict[str, list[str]] = {}
+        for name, caveats in self.caveats.items():
+            for what, why in caveats.items():
+                nodes.setdefault(f"{what}: {why}", []).append(name)
+        return [f"{text} ({', '.join(names)})" for text, names in nodes.items()]
 
     def _repr_html_(self) -> str:
         table, lines = self._table(), []
@@ -152,7 +174,8 @@ class Cost:
                 for side, cell in zip(sides, row, strict=True)
             ]
             lines.append(f"<tr>{''.join(cells)}</tr>")
-        return f"<table>{''.join(lines)}</table><p>{self.parameters:,} parameters</p>"
+        notes = "<br>".join(html.escape(note) for note in self._notes())
+        return f"<table>{''.join(lines)}</table><p>{notes}</p>"
 
 
 def cost(gm: GraphModule, *inputs: Any) -> Cost:
@@ -191,6 +214,7 @@ def cost(gm: GraphModule, *inputs: Any) -> Cost:
     result.parameters = sum(p.numel() for p in gm.parameters())
     result.parameter_bytes = sum(_nbytes(p) for p in gm.parameters())
     result.input_bytes = sum(_nbytes(t) for t in _tensors_of(inputs))
+    kept += [f"at least, {note}" for note in result._least()]
     facts = {"flops": result.flops, "peak_bytes": result.peak_bytes}
     report(gm, "cost", [], kept, **facts)
     return result
@@ -237,6 +261,7 @@ class _Counter(TorchDispatchMode):
     def __init__(self, owned: list[torch.Tensor]) -> None:
         super().__init__()
         self.row = NodeCost("", "")
+        self.product = 0  # storage of the matrix product that the row made last
         self.live: list[tuple[StorageWeakRef, int]] = []
         self.live_bytes = 0
         # What the caller holds is not this call's: inputs, parameters, buffers.
@@ -244,13 +269,15 @@ class _Counter(TorchDispatchMode):
 
     def begin(self, row: NodeCost) -> None:
         self.row = row
+        self.product = 0
         self._drop_dead()
         row.live_bytes = self.live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", func)
-        if packet not in flop_registry and packet is not torch.ops.prim.device:
+        whole = packet in flop_registry or has_rule(packet)
+        if not whole and packet is not torch.ops.prim.device:
             with self:
                 parts = func.decompose(*args, **kwargs)
                 if parts is not NotImplemented:
@@ -263,7 +290,11 @@ class _Counter(TorchDispatchMode):
             weight = next(t for t in _tensors_of(args) if t.layout != torch.strided)
             result = list(out.shape)
             self.row.flops += conv_flop_count(result, list(weight.shape), result)
-        scratch = _scratch_bytes(args, out) if packet in _CONVOLUTIONS and len(args) > 8 else 0
+        scratch = scratch_of(packet, args, out)
+        if scratch.caveat:
+            self.row.caveats.setdefault("live_bytes", scratch.caveat)
+        if packet in _FUSED:
+            self.row.caveats["flops"] = "one fused kernel, of which torch's table knows nothing"
         self._count(func, packet, _tensors_of((args, kwargs)), _tensors_of(out), scratch)
         return out
 
@@ -273,7 +304,7 @@ class _Counter(TorchDispatchMode):
         packet: Any,
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
-        scratch: int,
+        scratch: Scratch,
     ) -> None:
         sources = {_storage(t) for t in inputs}
         fresh = [t for t in outputs if t.layout == torch.strided and _storage(t) not in sources]
@@ -293,9 +324,18 @@ class _Counter(TorchDispatchMode):
             if storage not in self.known:
                 self.known.add(storage)
                 memory = t.untyped_storage()
-                self.live.append((StorageWeakRef(memory), memory.nbytes()))
-                self.live_bytes += memory.nbytes()
-        self.row.live_bytes = max(self.row.live_bytes, self.live_bytes + scratch)
+                size = max(memory.nbytes(), scratch.kept)
+                self.live.append((StorageWeakRef(memory), size))
+                self.live_bytes += size
+        # While the kernel runs its result is as large as it is, whatever is kept of it later.
+        held = self.live_bytes - max(0, scratch.kept - sum(_nbytes(t) for t in fresh))
+        if packet in _PRODUCTS:
+            self.product = _storage(outputs[0])
+        elif packet is aten.add and _storage(inputs[0]) == self.product and inputs[-1].dim() == 1:
+            # Within one node that is the bias of a linear layer: where nobody watches, it is added
+            # in place, and the product is not there beside the sum.
+            held -= _nbytes(outputs[0])
+        self.row.live_bytes = max(self.row.live_bytes, held + scratch.bytes)
 
     def _drop_dead(self) -> None:
         alive = []
@@ -306,46 +346,6 @@ class _Counter(TorchDispatchMode):
             else:
                 alive.append((reference, size))
         self.live = alive
-
-
-def _scratch_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """Return the memory that a convolution needs for its time only, and that no result shows.
-
-    On a CPU, oneDNN computes in a layout of its own, in blocks of channels: the input (if it has
-    a block of channels), the weights and the result are there in that layout, padded to whole
-    blocks; then the result is copied into the layout that was asked for. Found by looking at the
-    profiler's memory events; other types than float32 are unfolded into columns instead.
-    """
-    x, weight, _, stride, _, dilation, transposed, _, groups = args[:9]
-    if x.device.type != "cpu" or weight.dim() != x.dim() or (transposed and x.dim() != 4):
-        return 0
-    ones = set(stride) | set(dilation) | set(weight.shape[2:]) | {groups} == {1}
-    pointwise = ones and not transposed and x.dim() < 5
-    columns = x.shape[1] // groups * weight[0, 0].numel() * out[0, 0].numel() * x.element_size()
-    if x.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
-        return 0 if pointwise else x.shape[0] * columns
-    if pointwise and x.shape[0] < 16 and torch.get_num_threads() == 1:
-        return 0  # a matrix product of torch's own
-    block = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-    c_in, c_out = x.shape[1], out.shape[1]
-    if 1 < groups < c_in:
-        if c_in // groups % 4 or c_out // groups % 4:
-            return max(columns, _nbytes(out))  # one group at a time, then their results together
-        return max(_nbytes(x) + _nbytes(weight), _nbytes(out))
-    last = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
-    if x.dim() > 3 and x.is_contiguous(memory_format=last) and not x.is_contiguous():
-        return _nbytes(weight) * (1 + weight.is_contiguous())
-
-    def whole(channels: int) -> int:
-        return -(-channels // block) * block
-
-    as_it_is = c_in < block and not transposed
-    given = 0 if as_it_is else _nbytes(x) // c_in * whole(c_in)
-    made = _nbytes(out) // c_out * whole(c_out)
-    per_output = 1 if groups == c_in else (c_in if as_it_is else whole(c_in)) // groups
-    packed = whole(c_out) * per_output * weight[0, 0].numel() * weight.element_size()
-    more = made if transposed else 0
-    return more + max(given + packed + made - _nbytes(out), made)
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
@@ -372,8 +372,11 @@ def _parameters(node: Node, gm: torch.nn.Module) -> int:
     return 0
 
 
-def _amounts(*values: int) -> list[str]:
-    return [amount(value) for value in values]
+def _amounts(flops: int, read: int, written: int, live: int, least: Collection[str]) -> list[str]:
+    """Write four numbers; ``least`` names those that are lower bounds."""
+    bounds = [">=" if what in least else "" for what in ("flops", "", "", "live_bytes")]
+    numbers = (flops, read, written, live)
+    return [bound + amount(number) for bound, number in zip(bounds, numbers, strict=True)]
 
 
 def amount(value: float) -> str:

@@ -26,12 +26,21 @@ __all__ = ["NodeTime", "Profile", "profile"]
 
 @dataclass(frozen=True)
 class NodeTime:
-    """Measured time of one node: median and standard deviation over the repeats, in seconds."""
+    """Measured time of one node: median and standard deviation over the repeats, in seconds.
+
+    Attributes:
+        name: The node's name.
+        kind: What it runs.
+        seconds: The median.
+        stdev: The standard deviation.
+        samples: Seconds of each repeat.
+    """
 
     name: str
     kind: str
     seconds: float
     stdev: float
+    samples: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,14 @@ class Profile:
         call_seconds: Median time of calling the module itself.
         repeats: How often each was run.
         threads: torch's number of threads.
+        call_samples: Seconds of each call.
     """
 
     rows: tuple[NodeTime, ...]
     call_seconds: float
     repeats: int
     threads: int
+    call_samples: tuple[float, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -65,6 +76,13 @@ class Profile:
         for row in self.rows:
             total[row.kind] = total.get(row.kind, 0.0) + row.seconds
         return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    def samples_by_kind(self) -> dict[str, tuple[float, ...]]:
+        """Return for each kind the seconds of all its nodes together, a number a repeat."""
+        runs: dict[str, list[tuple[float, ...]]] = {}
+        for row in self.rows:
+            runs.setdefault(row.kind, []).append(row.samples)
+        return {kind: tuple(map(sum, zip(*rows, strict=True))) for kind, rows in runs.items()}
 
     def slowest(self, count: int = 10) -> list[NodeTime]:
         """Return the ``count`` slowest nodes, the slowest first."""
@@ -146,12 +164,13 @@ def profile(
                 calls.append(clock() - start)
     rows = []
     for node in gm.graph.nodes:
-        samples = walk.samples.get(node, [0.0])
+        samples = walk.samples.get(node, [0.0] * repeats)
         seconds = statistics.median(samples)
         node.meta["columns"] = {**node.meta.get("columns", {}), "seconds": seconds}
         spread = statistics.stdev(samples) if len(samples) > 1 else 0.0
-        rows.append(NodeTime(node.name, kind(node, gm), seconds, spread))
-    result = Profile(tuple(rows), statistics.median(calls), repeats, torch.get_num_threads())
+        rows.append(NodeTime(node.name, kind(node, gm), seconds, spread, tuple(samples)))
+    middle, threads = statistics.median(calls), torch.get_num_threads()
+    result = Profile(tuple(rows), middle, repeats, threads, tuple(calls))
     report(gm, "profile", [], [], seconds=result.seconds, call_seconds=result.call_seconds)
     return result
 
