@@ -24,6 +24,7 @@ ROOMS = {
     "paper": {"surroundings"},
     "surroundings": set(),
     "evidence": {"paper"},
+    "spread": {"paper"},
     "terminal": set(),
     "arguments": set(),
     "naming": {"core"},
