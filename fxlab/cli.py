@@ -28,6 +28,7 @@ from fxlab.arguments import count, new_file
 from fxlab.core.errors import FxlabError
 from fxlab.naming import (
     CommandError,
+    WrongCommandLine,
     can_take,
     example_input,
     load,
@@ -492,6 +493,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say(f"fxlab {args.command}: stopped")
         return 130
+    except WrongCommandLine as error:
+        args.refuse(str(error))
     except SystemExit as stop:
         if args.passes_on:
             raise

@@ -4,7 +4,8 @@ A lecture that reproduces an exhibit of the paper ends with an `Evidence`: in th
 as a table, and behind the text the same numbers are kept as data, with every sample. `saved` is
 what the lectures found when they were last executed; `run` executes them anew on this machine;
 `overview` sets paper and machine side by side for all eight figures and five tables, `comparison`
-two machines. Verdicts follow `fxlab.paper.verdict`, and nobody writes one by hand.
+two machines; `footnotes` names the machines. Verdicts follow `fxlab.paper.verdict`, and nobody
+writes one by hand. Ratios and their intervals are computed from the samples, also those of a file.
 """
 
 from __future__ import annotations
@@ -14,17 +15,30 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fxlab.paper import COUNTS, EXHIBITS, Exhibit, Pair, Ratio, Slot, machine, table, verdict
+from fxlab.paper import (
+    COUNTS,
+    EXHIBITS,
+    READING,
+    Exhibit,
+    Machine,
+    Pair,
+    Ratio,
+    Slot,
+    machine,
+    table,
+    verdict,
+)
 
 __all__ = [
     "Evidence",
     "Measured",
     "comparison",
     "counts",
+    "footnotes",
     "markdown",
     "overview",
     "ratios",
@@ -54,6 +68,8 @@ class Measured:
         why: Why there is no number here; empty when there is one.
         differs: What keeps the two from being compared, as for `fxlab.paper.verdict`.
         samples: Seconds of every run, "base" and "new" taken in turns; empty for a count.
+        of: The label of the paper's row that it goes with, which may be another: "ResNet50".
+        threads: How many torch had; 0 for a count.
     """
 
     label: str
@@ -64,6 +80,8 @@ class Measured:
     why: str = ""
     differs: tuple[str, ...] = ()
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    of: str = ""
+    threads: int = 0
 
     @property
     def verdict(self) -> str:
@@ -84,15 +102,20 @@ class Measured:
         samples = {
             side: tuple(map(_number, row.get("samples", {}).get(side, ()))) for side in _SIDES
         }
+        here = _read(row["here"])
+        if samples["base"]:
+            here = _rounded(Pair(samples["base"], samples["new"]).speedup)
         return cls(
             label=str(row["label"]),
             quantity=str(row["quantity"]),
             paper=_read(row["paper"]),
-            here=_read(row["here"]),
+            here=here,
             method=str(row["method"]),
             why=str(row["why"]),
             differs=tuple(map(str, row["differs"])),
             samples=samples if samples["base"] else {},
+            of=str(row.get("of", "")),
+            threads=int(_number(row.get("threads", 0))),
         )
 
 
@@ -128,6 +151,14 @@ class Evidence:
     machine: Mapping[str, Any] = field(default_factory=dict)
     text: str = field(default="", compare=False)
 
+    @property
+    def where(self) -> str:
+        """In which form, on which machine and when; empty where nothing depends on it."""
+        if not self.machine:
+            return ""
+        threads = [row.threads for row in self.rows]
+        return f"{self.form} form; {Machine(**self.machine).described(threads)}"
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data: dicts, lists, texts, numbers."""
         rows = [{**asdict(row), "verdict": row.verdict} for row in self.rows]
@@ -144,8 +175,10 @@ class Evidence:
         try:
             rows = tuple(Measured.from_json(row) for row in data["rows"])
             about = {str(key): value for key, value in data["machine"].items()}
+            if about:  # it is said of the numbers, so it has to be complete
+                Machine(**about).described()
             return cls(str(data["exhibit"]), rows, str(data["form"]), about)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"this is no evidence: {error!r}") from error
 
     def __repr__(self) -> str:
@@ -177,7 +210,7 @@ def ratios(exhibit: str, slots: Sequence[Slot]) -> Evidence:
     """
     rows = []
     for slot in slots:
-        paper = None if slot.paper is None else slot.paper.speedup
+        row = slot.paper
         methods = {PAPERS_METHOD: slot.here, **slot.beyond}
         for method, found in methods.items():
             ran = isinstance(found, Pair)
@@ -185,12 +218,14 @@ def ratios(exhibit: str, slots: Sequence[Slot]) -> Evidence:
                 Measured(
                     label=slot.label.replace("\n", ", "),
                     quantity="speed-up",
-                    paper=paper,
-                    here=_rounded(found.speedup) if ran else None,
+                    paper=row.speedup if row and method == PAPERS_METHOD else None,
+                    here=_rounded(_kept(found).speedup) if ran else None,
                     method=method,
                     why="" if ran else str(found),
                     differs=slot.differs if method == PAPERS_METHOD else (),
-                    samples=_samples(found) if ran else {},
+                    samples=dict(zip(_SIDES, astuple(_kept(found)), strict=False)) if ran else {},
+                    of=row.label if row else "",
+                    threads=found.threads if ran else 0,
                 )
             )
     return Evidence(exhibit, tuple(rows), _form(), asdict(machine()), table(slots))
@@ -200,11 +235,10 @@ def _rounded(ratio: Ratio) -> Ratio:
     return Ratio(*(round(value, 4) for value in ratio))
 
 
-def _samples(pair: Pair) -> dict[str, tuple[float, ...]]:
-    return {
-        s: tuple(float(f"{t:.6g}") for t in runs)
-        for s, runs in zip(_SIDES, (pair.base, pair.new), strict=True)
-    }
+def _kept(pair: Pair) -> Pair:
+    """Round the seconds to the digits that a file keeps: what is computed is what can be again."""
+    base, new = (tuple(float(f"{t:.6g}") for t in runs) for runs in (pair.base, pair.new))
+    return Pair(base, new, pair.threads)
 
 
 def counts(
@@ -249,23 +283,41 @@ def counts(
 
 
 def summary(rows: Iterable[Measured]) -> str:
-    """Say in one line what was found here: the paper's method, then the range of each other."""
-    rows = list(rows)
-    texts = _grouped((row.label, _text(row)) for row in rows if row.method == PAPERS_METHOD)
+    """Say in one line what was found here: the paper's method, then the range of each other.
+
+    What goes with one row of the paper is a range: the best alone would be a selection.
+    """
+    ours: dict[str, list[Measured]] = {}
     beyond: dict[str, list[Measured]] = {}
     for row in rows:
-        if row.method != PAPERS_METHOD and isinstance(row.here, Ratio):
+        if row.method == PAPERS_METHOD:
+            ours.setdefault(row.of or row.label, []).append(row)
+        elif isinstance(row.here, Ratio):
             beyond.setdefault(row.method, []).append(row)
+    texts = _grouped((name, _range(same, name)) for name, same in ours.items())
     if beyond:
-        texts.append(f"beyond the paper: {', '.join(map(_range, beyond.values()))}")
+        ranges = [f"{method} {_range(same)}" for method, same in beyond.items()]
+        texts.append(f"beyond the paper: {', '.join(ranges)}")
     return "; ".join(texts)
 
 
-def _range(rows: Sequence[Measured]) -> str:
-    """Say the lowest and the highest ratio of one method: the best alone would be a selection."""
-    ends = (min(rows, key=lambda row: row.here), max(rows, key=lambda row: row.here))  # type: ignore
-    said = " to ".join(dict.fromkeys(f"{_text(row)} ({row.label})" for row in ends))
-    return f"{rows[0].method} {said}"
+def _range(rows: Sequence[Measured], named: str = "") -> str:
+    """Say the lowest and the highest ratio, and of what; or why there is none.
+
+    Args:
+        rows: Of one method.
+        named: What of their labels is said already.
+    """
+    ran = [row for row in rows if row.here is not None]
+    if not ran or not isinstance(ran[0].here, Ratio):
+        return "; ".join(dict.fromkeys(map(_text, rows)))
+    ends = (min(ran, key=lambda row: row.here), max(ran, key=lambda row: row.here))  # type: ignore
+    said = {row.label: row.label.removeprefix(named).removeprefix(", ") for row in ends}
+    return " to ".join(
+        dict.fromkeys(
+            f"{_text(row)} ({said[row.label]})" if said[row.label] else _text(row) for row in ends
+        )
+    )
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
@@ -281,15 +333,21 @@ def _text(row: Measured, number: str = "here") -> str:
     if value is None:
         return row.why if number == "here" else "-"
     if isinstance(value, Ratio):
-        return f"{value.value:.2f}x"
-    return f"{value:g} {row.quantity}"
+        other = number == "paper" and row.of not in ("", row.label)
+        return f"{row.of}: {value}" if other else str(value)
+    return f"{value:g} {row.quantity.removesuffix('s') if value == 1 else row.quantity}"
 
 
 def verdicts(rows: Iterable[Measured]) -> str:
     """Join the verdicts on the paper's method, each said once, with what it is about."""
-    pairs = [(row.label, row.verdict) for row in rows if row.verdict]
-    words = {word for _, word in pairs}
-    return words.pop() if len(words) == 1 else "; ".join(_grouped(pairs))
+    judged = [row for row in rows if row.verdict]
+    words: dict[str, set[str]] = {}
+    for row in judged:
+        words.setdefault(row.of, set()).add(row.verdict)
+    if len(set().union(*words.values())) == 1:
+        return judged[0].verdict
+    pairs = ((r.of if r.of and len(words[r.of]) == 1 else r.label, r.verdict) for r in judged)
+    return "; ".join(_grouped(dict.fromkeys(pairs)))
 
 
 def kept(outputs: Iterable[Mapping[str, Any]]) -> list[Evidence]:
@@ -343,24 +401,29 @@ def overview(evidence: Iterable[Evidence]) -> list[dict[str, str]]:
         evidence: As from `saved`, `run` or `load`.
 
     Returns:
-        Rows of texts: exhibit, section, claim, paper, here, verdict, beware, lecture, minutes.
+        Rows of texts: exhibit, section, claim, paper, here, verdict, beware, lecture, minutes,
+        and the machine that "here" is.
 
     Example:
         >>> [row["verdict"] for row in overview(saved()) if row["exhibit"] == "Figure 1"]
         ['exact']
     """
-    found: dict[str, list[Measured]] = {}
+    found: dict[str, list[Evidence]] = {}
     for one in evidence:
-        found.setdefault(one.exhibit, []).extend(one.rows)
+        found.setdefault(one.exhibit, []).append(one)
     return [_row(exhibit, found.get(exhibit.evidence, [])) for exhibit in EXHIBITS]
 
 
-def _row(exhibit: Exhibit, rows: list[Measured]) -> dict[str, str]:
+def _row(exhibit: Exhibit, found: Sequence[Evidence]) -> dict[str, str]:
+    rows = [row for one in found for row in one.rows]
     here, word = summary(rows), verdicts(rows)
     if not rows:
         here, word = "not run", "not comparable (nothing ran here)"
     elif exhibit.title.startswith("Table") and exhibit.evidence.startswith("Figure"):
-        here = f"{len(rows)} rows in the lecture; ratios as in {exhibit.evidence}"
+        ours = [row for row in rows if row.method == PAPERS_METHOD]
+        of = {row.of or row.label: False for row in ours}
+        of |= {row.of or row.label: True for row in ours if row.samples}
+        here = f"{sum(of.values())} of the {len(of)} ran here; ratios as in {exhibit.evidence}"
         word = "not comparable (seconds of another machine)"
     return {
         "exhibit": exhibit.title,
@@ -372,7 +435,29 @@ def _row(exhibit: Exhibit, rows: list[Measured]) -> dict[str, str]:
         "beware": exhibit.trap,
         "lecture": exhibit.notebook,
         "minutes": str(exhibit.minutes),
+        "machine": "; ".join(dict.fromkeys(one.where for one in found)),
     }
+
+
+def footnotes(rows: Sequence[dict[str, str]]) -> list[str]:
+    """Take out of ``rows`` what is the same of many, and say it once: machines and how to read.
+
+    Args:
+        rows: As from `overview` or `comparison`; their columns "machine ..." are removed.
+
+    Example:
+        >>> rows = [{"exhibit": "Figure 7", "here": "1.07x [1.04, 1.10]", "machine": "quick form"}]
+        >>> footnotes(rows)[0], list(rows[0])
+        ('machine, of Figure 7: quick form', ['exhibit', 'here'])
+    """
+    said: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        for column in [name for name in row if name.startswith("machine")]:
+            if text := row.pop(column):
+                said.setdefault((column, text), {})[row["exhibit"]] = None
+    notes = [f"{column}, of {', '.join(of)}: {text}" for (column, text), of in said.items()]
+    ratio = any("x [" in text for row in rows for text in row.values())
+    return [*notes, READING] if ratio else notes
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
@@ -412,35 +497,50 @@ def comparison(
         names: What to call the two.
 
     Returns:
-        Rows of texts: exhibit, what, method, paper, the two machines by ``names``, and the verdict
-        of the rule on the second against the first.
+        Rows of texts: exhibit, what, method, paper, the two machines by ``names``, the verdict of
+        the rule on the second against the first, and both machines described. That they are two
+        machines keeps nothing from being compared; that one ran another form does.
     """
-
-    def by_key(evidence: Sequence[Evidence]) -> dict[tuple[str, ...], Measured]:
-        return {(e.exhibit, r.label, r.quantity, r.method): r for e in evidence for r in e.rows}
-
-    first, second = by_key(one), by_key(other)
+    first, second = _by_key(one), _by_key(other)
     rows = []
     for key in [*first, *(key for key in second if key not in first)]:
-        a, b = first.get(key), second.get(key)
-        word = "only one has it"
-        if a is not None and b is not None:
-            word = "not comparable (nothing ran on one)"
-            if a.here is not None and b.here is not None:
-                word = verdict(a.here, b.here)
+        pair = (first.get(key), second.get(key))
         exhibit, label, _, method = key
-        cells = ("-" if row is None else _text(row) for row in (a, b))
+        measured = [found[1] for found in pair if found is not None]
+        cells = ("-" if found is None else _text(found[1]) for found in pair)
+        where = ("" if found is None else found[0].where for found in pair)
         rows.append(
             {
                 "exhibit": exhibit,
                 "what": label,
                 "method": method,
-                "paper": _text(a or b, "paper"),  # type: ignore[arg-type]
+                "paper": _text(measured[0], "paper") if method == PAPERS_METHOD else "-",
                 **dict(zip(names, cells, strict=True)),
-                "verdict": word,
+                "verdict": _judged(*pair),
+                **dict(zip((f"machine {name}" for name in names), where, strict=True)),
             }
         )
     return rows
+
+
+_Found = tuple[Evidence, Measured] | None
+
+
+def _by_key(evidence: Sequence[Evidence]) -> dict[tuple[str, ...], tuple[Evidence, Measured]]:
+    return {(e.exhibit, r.label, r.quantity, r.method): (e, r) for e in evidence for r in e.rows}
+
+
+def _judged(one: _Found, other: _Found) -> str:
+    """Judge the second machine's number against the first's."""
+    if one is None or other is None:
+        return "only one has it"
+    a, b = one[1], other[1]
+    if a.here is None or b.here is None:
+        return "not comparable (nothing ran on one)"
+    differs = set(a.differs) ^ set(b.differs)  # from the paper, and so from each other
+    if isinstance(a.here, Ratio) and one[0].form != other[0].form:
+        differs.add("size")
+    return verdict(a.here, b.here, differs=sorted(differs))
 
 
 def run(

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fxlab.naming import CommandError, nearest
+from fxlab.naming import CommandError, WrongCommandLine, nearest
 from fxlab.surroundings import of_the_project, start_notebook
 from fxlab.terminal import plain, print_json, say
 
@@ -32,7 +32,7 @@ def paper(args: argparse.Namespace) -> int:
     from fxlab import evidence
 
     if not args.run_again and (args.out is not None or args.paper_size):
-        raise CommandError("--out and --paper-size say how to measure: they need --run")
+        raise WrongCommandLine("--out and --paper-size say how to measure: they need --run")
     failed: list[str] = []
     exhibits = _exhibits(args.only)
     wanted = {name for exhibit in exhibits for name in (exhibit.title, exhibit.evidence)}
@@ -66,7 +66,7 @@ def _exhibits(only: str | None) -> list[Any]:
              if wanted in (None, e.title.lower(), e.evidence.lower())}  # fmt: skip
     if not homes:
         titles = ", ".join(exhibit.title for exhibit in EXHIBITS)
-        raise CommandError(f"the paper has no {only}: give one of {titles}")
+        raise WrongCommandLine(f"the paper has no {only}: give one of {titles}")
     return [exhibit for exhibit in EXHIBITS if exhibit.notebook in homes]
 
 
@@ -86,13 +86,15 @@ def _measure_again(args: argparse.Namespace, names: list[str]) -> tuple[list[Any
 
 
 def _print_rows(rows: list[dict[str, str]], args: argparse.Namespace) -> int:
-    """Print rows of texts as JSON, as a Markdown table, or one below the other."""
+    """Print rows of texts as JSON, as a Markdown table, or one below the other, and the notes."""
+    from fxlab import evidence
+
     if args.json:
         print_json(rows)
-    elif args.markdown:
-        from fxlab.evidence import markdown
-
-        print(plain(markdown(rows)))
+        return 0
+    notes = evidence.footnotes(rows)
+    if args.markdown:
+        print(plain(evidence.markdown(rows)))
     else:
         for row in rows:
             (_, title), *rest = row.items()
@@ -100,6 +102,8 @@ def _print_rows(rows: list[dict[str, str]], args: argparse.Namespace) -> int:
             for name, text in rest:
                 if text:
                     print(plain(f"  {name}: {text}"))
+    for note in notes:
+        print(plain(f"\n{note}"))
     return 0
 
 
@@ -114,7 +118,7 @@ def bench(args: argparse.Namespace) -> int:
         if name not in scripts:
             close = nearest(name, scripts)
             choice = ", ".join(scripts)
-            raise CommandError(f"there is no benchmark {name}{close}: give one of {choice}")
+            raise WrongCommandLine(f"there is no benchmark {name}{close}: give one of {choice}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     results = []
     for number, name in enumerate(wanted, 1):

@@ -28,6 +28,10 @@ class CommandError(Exception):
     """What the command line named is not there, or is not what it should be."""
 
 
+class WrongCommandLine(CommandError):
+    """The command line is wrong whatever is there: a word that no option or name has."""
+
+
 def load(name: str, home: str) -> Any:
     """Find what a word of the command line names.
 

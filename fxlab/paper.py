@@ -5,12 +5,13 @@ Deep Learning in Python", MLSys 2022, arXiv 2112.08429. Its eight figures and fi
 as data; every number carries a mark that says where it comes from (``MARKS``). The second half
 measures two programs against each other, judges the ratio by a rule, and draws "paper | this
 machine": ratios are compared, seconds only listed, and what could not run is an empty slot that
-says why.
+says why. A ratio has one interval (``READING``): it is drawn, printed in brackets, and judged.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import os
 import platform
@@ -18,13 +19,14 @@ import random
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from fxlab import bars
 from fxlab.surroundings import tidy as tidy
 
 MARKS = {
@@ -56,11 +58,53 @@ class Fact:
 
 
 class Ratio(NamedTuple):
-    """A ratio and the interval that goes with it; 1 means no difference."""
+    """A ratio and the interval that goes with it; 1 means no difference.
+
+    Example:
+        >>> print(Ratio(2.0, 1.6, 2.5), Ratio(2.0, 1.6, 2.5).turned)
+        2.00x [1.60, 2.50] 0.50x [0.40, 0.62]
+    """
 
     value: float
     low: float
     high: float
+
+    @property
+    def turned(self) -> Ratio:
+        """One over it: of a speed-up, the height of the bar."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low)
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+READING = (
+    "A number like 1.18x [0.99, 1.40] is the ratio of two mean run times. The brackets, and the "
+    "whisker of a bar, are that ratio divided and multiplied by 1 + r, where r is its relative "
+    "standard deviation: sqrt(a^2 + b^2) for a and b of the two programs' runs. It is made alike "
+    "from the paper's table and from the runs here; two ratios agree when these intervals overlap. "
+    "It tells how the runs of one process scatter: those of another process, on the same machine "
+    "too, may lie outside."
+)
+
+WHISKERS = "Above a bar: its speed-up. Whiskers: the ratio, up and down by its standard deviation."
+
+
+def spread(base: float, base_stdev: float, new: float, new_stdev: float) -> Ratio:
+    """Give a speed-up the interval that all figures draw, print and judge by (``READING``).
+
+    Args:
+        base: Mean seconds before the transform.
+        base_stdev: Standard deviation of the same.
+        new: Mean seconds after the transform.
+        new_stdev: Standard deviation of the same.
+
+    Example:
+        >>> print(spread(2.0231, 0.23050, 1.7166, 0.25091))
+        1.18x [0.99, 1.40]
+    """
+    factor = 1 + math.hypot(base_stdev / base, new_stdev / new)
+    return Ratio(base / new, base / new / factor, base / new * factor)
 
 
 @dataclass(frozen=True)
@@ -74,6 +118,7 @@ class Row:
         new: Mean seconds after the transform.
         new_stdev: Standard deviation of the same.
         mark: Where the four numbers come from.
+        open: What the paper does not say about the line; "" if nothing that matters.
 
     Example:
         >>> row = APPENDIX_C[1]
@@ -87,23 +132,32 @@ class Row:
     new: float
     new_stdev: float
     mark: str = "READ-v1"
+    open: str = ""
 
     @property
     def speedup(self) -> Ratio:
-        """Seconds before over seconds after, give or take one standard deviation."""
-        value = self.base / self.new
-        spread = value * math.hypot(self.base_stdev / self.base, self.new_stdev / self.new)
-        return Ratio(value, value - spread, value + spread)
+        """Seconds before over seconds after, with its interval: see ``READING``."""
+        return spread(self.base, self.base_stdev, self.new, self.new_stdev)
 
     @property
-    def normalized(self) -> float:
-        """Seconds after over seconds before: the height of the bar in the paper's figure."""
-        return self.new / self.base
+    def normalized(self) -> Ratio:
+        """Seconds after over seconds before: the height of the bar in the paper's figure.
+
+        The paper draws another error bar there, as tall as one program's stdev over its mean.
+        """
+        return self.speedup.turned
 
     @property
     def reduction(self) -> float:
         """The part of the time that the transform saves."""
-        return 1 - self.normalized
+        return 1 - self.new / self.base
+
+    def __str__(self) -> str:
+        about = f"{self.label}, {self.open}" if self.open else self.label
+        return (
+            f"{about}: {self.base} s (stdev {self.base_stdev}) -> "
+            f"{self.new} s (stdev {self.new_stdev}), {self.speedup}"
+        )
 
 
 # The paper normalizes, so it names no unit for Appendix B; that the numbers are seconds follows
@@ -115,20 +169,22 @@ APPENDIX_B = (
     Row("batch 128", 0.6717, 0.0228, 0.5369, 0.0413),
     Row("batch 256", 1.2307, 0.0874, 1.1157, 0.0686),
 )
+_OPEN = "batch not stated"
 APPENDIX_C = (
-    Row("GPU", 0.1887, 0.00048, 0.1777, 0.00049),
-    Row("CPU, threaded", 0.2996, 0.02835, 0.2129, 0.03491),
-    Row("CPU, one thread", 2.0231, 0.23050, 1.7166, 0.25091),
+    Row("GPU", 0.1887, 0.00048, 0.1777, 0.00049, open=_OPEN),
+    Row("CPU, threaded", 0.2996, 0.02835, 0.2129, 0.03491, open=_OPEN),
+    Row("CPU, one thread", 2.0231, 0.23050, 1.7166, 0.25091, open=_OPEN),
 )
 APPENDIX_D = (
-    Row("ResNet50", 0.2443, 0.00119, 0.0662, 0.00022),
-    Row("LearningToPaint", 0.0068, 0.0003, 0.0044, 0.0001),
+    Row("ResNet50", 0.2443, 0.00119, 0.0662, 0.00022, open=_OPEN),
+    Row("LearningToPaint", 0.0068, 0.0003, 0.0044, 0.0001, open=_OPEN),
 )
 
-# Figure 5. What the paper counted are the printed lines of each IR, not its nodes.
+# Figure 5. What the paper counted are the printed lines of each IR, not its nodes. It says neither
+# that nor how it counted; the notes are what made all three come out.
 IR_LINES = {
-    "torch.jit.script": Fact(2614, "lines", "READ-v1"),
-    "torch.jit.trace": Fact(860, "lines", "READ-v1"),
+    "torch.jit.script": Fact(2614, "lines", "READ-v1", "forward inlined, constants apart"),
+    "torch.jit.trace": Fact(860, "lines", "READ-v1", "the model in train mode"),
     "torch.fx": Fact(445, "lines", "READ-v1", "a tracer that treats no module as a leaf"),
 }
 # Run elsewhere, on 1 December 2026: notebooks/scripts/figure5_2021.py with torch 1.10.0 and
@@ -158,6 +214,7 @@ FACTS = {
     "quantization: calibrate": Fact(0.590, "s", "READ-CR"),
     "quantization: convert": Fact(3.8, "s", "READ-CR"),
     "fusion: the transform": Fact(0.081, "s", "READ-CR", "mostly arithmetic on the parameters"),
+    "fusion: transform and harness": Fact(150, "lines", "READ-v1", "of Python; fewer than these"),
     "fusion: rtol": Fact(1e-5, "", "READ-CR", "does not hold in float32; it does in float64"),
     "fusion: atol": Fact(1e-8, "", "READ-CR"),
     "fusion: nodes before": Fact(177, "nodes", "MEASURED"),
@@ -260,8 +317,8 @@ EXHIBITS = (
     Exhibit("Figure 4", "5.5", "a shape that a loop makes dynamic",
             "", "it is not run in the paper", "04_limits", 30),
     Exhibit("Figure 5", "6.1", "ResNet50 is smaller in this IR",
-            "2614 / 860 / 445", "printed lines; nodes: 1861 / 857 / 444 with no leaf modules, "
-            "177 with them", "05_ir_size", 25),
+            "2614 / 860 / 445", "printed lines, the trace in train mode; nodes: 1861 / 857 / "
+            "444 with no leaf modules, 177 with them", "05_ir_size", 25),
     Exhibit("Figure 6", "6.2.1", "int8 DeepRecommender is faster",
             "up to 3.3x", "the table's best is 3.50x; no layer sizes", "06_quantization", 45),
     Exhibit("Figure 7", "6.2.2", "folding batch norm saves time",
@@ -296,9 +353,19 @@ class Machine:
     date: str
 
     def __str__(self) -> str:
+        return self.described()
+
+    def described(self, threads: Iterable[int] = ()) -> str:
+        """Say it for a caption, with the numbers of threads that the measurements had.
+
+        Example:
+            >>> "; 1 and 2 threads; " in machine().described([2, 1, 2])
+            True
+        """
+        used = sorted({*threads} - {0}) or [self.threads]
         cores = f"{self.cores:g} core{'s' * (self.cores != 1)} granted"
-        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        parts = [self.cpu, cores, threads, self.gpu or "no GPU", self.system]
+        count = f"{' and '.join(map(str, used))} thread{'s' * (used != [1])}"
+        parts = [self.cpu, cores, count, self.gpu or "no GPU", self.system]
         return "; ".join([*parts, f"Python {self.python}", f"torch {self.torch}", self.date])
 
 
@@ -355,36 +422,60 @@ class Pair:
     Attributes:
         base: Seconds of each run before the transform.
         new: Seconds of each run after it; ``new[i]`` ran right after ``base[i]``.
+        threads: How many torch had; 0 if nobody knows.
 
     Example:
-        >>> pair = Pair((2.0, 4.0, 6.0), (1.0, 2.0, 3.0))
-        >>> pair.speedup
+        >>> print(Pair((2.0, 4.0, 6.0), (1.0, 2.0, 3.0)).speedup)
+        2.00x [1.17, 3.41]
+        >>> Pair((2.0, 4.0, 6.0), (1.0, 2.0, 3.0)).median
         Ratio(value=2.0, low=2.0, high=2.0)
     """
 
     base: tuple[float, ...]
     new: tuple[float, ...]
+    threads: int = 0
 
     @property
     def speedup(self) -> Ratio:
-        """The median ratio of neighbours, with its 95 % bootstrap interval."""
-        return _median_interval([a / b for a, b in zip(self.base, self.new, strict=True)])
+        """Seconds before over seconds after, with its interval: see ``READING``."""
+        return spread(*_mean_and_stdev(self.base), *_mean_and_stdev(self.new))
 
     @property
     def normalized(self) -> Ratio:
         """The inverse of ``speedup``: the height of a bar."""
-        return _median_interval([b / a for a, b in zip(self.base, self.new, strict=True)])
+        return self.speedup.turned
+
+    @property
+    def median(self) -> Ratio:
+        """The median ratio of neighbours, with its 95 % bootstrap interval.
+
+        What disturbs both neighbours does not move it. It is listed and not judged by: from the
+        paper's means and standard deviations nobody can make the like.
+        """
+        return _median_interval([a / b for a, b in zip(self.base, self.new, strict=True)])
 
     def __str__(self) -> str:
-        def mean(runs: Sequence[float]) -> str:
-            stdev = statistics.stdev(runs) if len(runs) > 1 else 0.0
-            return f"{statistics.fmean(runs):.4f} s (stdev {stdev:.4f})"
-
-        ratio = self.speedup
-        return (
-            f"{mean(self.base)} -> {mean(self.new)}, {ratio.value:.2f}x "
-            f"[{ratio.low:.2f}, {ratio.high:.2f}], {len(self.base)} repeats"
+        base, new = (
+            f"{mean:.4f} s (stdev {stdev:.4f})"
+            for mean, stdev in map(_mean_and_stdev, (self.base, self.new))
         )
+        middle = self.median
+        threads = f", {self.threads} thread{'s' * (self.threads != 1)}" if self.threads else ""
+        return (
+            f"{base} -> {new}, {self.speedup}, {_repeats([self])}{threads}; median of neighbours "
+            f"{middle.value:.2f}x, 95 % between {middle.low:.2f} and {middle.high:.2f}"
+        )
+
+
+def _mean_and_stdev(runs: Sequence[float]) -> tuple[float, float]:
+    return statistics.fmean(runs), statistics.stdev(runs) if len(runs) > 1 else 0.0
+
+
+def _repeats(pairs: Iterable[Pair]) -> str:
+    """Say how often each program ran."""
+    counts = sorted({len(pair.base) for pair in pairs})
+    text = " to ".join(map(str, counts if len(counts) < 3 else (counts[0], counts[-1])))
+    return f"{text} repeat{'s' * (counts != [1])}"
 
 
 def _median_interval(values: Sequence[float], draws: int = 2000) -> Ratio:
@@ -396,7 +487,12 @@ def _median_interval(values: Sequence[float], draws: int = 2000) -> Ratio:
 
 
 def measure(
-    base: Callable[[], Any], new: Callable[[], Any], *, repeats: int, warmup: int = 2
+    base: Callable[[], Any],
+    new: Callable[[], Any],
+    *,
+    repeats: int,
+    warmup: int = 2,
+    calls: int = 1,
 ) -> Pair:
     """Time two programs in turns: a, b, a, b, so that what disturbs one disturbs the other.
 
@@ -405,28 +501,31 @@ def measure(
         new: Runs the program after it.
         repeats: Timed runs of each; fixed beforehand, not until the answer pleases.
         warmup: Runs of each that are not timed.
+        calls: Calls that make up one run, for what is over too soon to be timed alone.
 
     Returns:
-        The seconds of every run.
+        The seconds of one call, for every run.
 
     Raises:
-        ValueError: If ``repeats`` is less than 1, or ``warmup`` less than 0.
+        ValueError: If ``repeats`` or ``calls`` is less than 1, or ``warmup`` less than 0.
 
     Example:
         >>> pair = measure(lambda: None, lambda: None, repeats=3)
         >>> len(pair.base), len(pair.new)
         (3, 3)
     """
-    if repeats < 1 or warmup < 0:
-        raise ValueError(f"a measurement needs a run: repeats={repeats}, warmup={warmup}")
+    if repeats < 1 or warmup < 0 or calls < 1:
+        given = f"repeats={repeats}, warmup={warmup}, calls={calls}"
+        raise ValueError(f"a measurement needs a run: {given}")
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(warmup + repeats):
         for program, runs in zip((base, new), seconds, strict=True):
             start = time.perf_counter()
-            program()
+            for _ in range(calls):
+                program()
             if turn >= warmup:
-                runs.append(time.perf_counter() - start)
-    return Pair(tuple(seconds[0]), tuple(seconds[1]))
+                runs.append((time.perf_counter() - start) / calls)
+    return Pair(tuple(seconds[0]), tuple(seconds[1]), torch.get_num_threads())
 
 
 def verdict(
@@ -440,7 +539,8 @@ def verdict(
     Args:
         paper: The paper's ratio, or a count.
         here: The number measured here; None when nothing ran.
-        differs: What is not the same: "device", "precision", "kernel", "size".
+        differs: What is known not to be the same: "device", "precision", "kernel", "size". What
+            the paper leaves open is swept, and is none of these.
 
     Returns:
         "exact" or "different" for counts; "agrees", "same direction" or "opposite" for ratios;
@@ -469,11 +569,12 @@ def verdict(
 
 @dataclass(frozen=True)
 class Slot:
-    """One place on the axis of a figure: the paper's bar and this machine's.
+    """One place on the axis of a figure: this machine's bar, and the paper's that it goes with.
 
     Attributes:
-        label: What the slot is about, as on the axis.
-        paper: The paper's row; None where it has none.
+        label: What ran here, as on the axis; the paper's bar has the label of its own row.
+        paper: The paper's row; None where it has none. Neighbours that go with one row share its
+            bar: what the paper leaves open has one bar there and several here.
         here: The paper's method on this machine, or the reason why it could not run.
         beyond: Other methods on this machine, by name, or the reason for each.
         differs: What keeps ``here`` from being compared with ``paper``: see `verdict`.
@@ -493,26 +594,27 @@ class Slot:
         here = self.here.speedup if isinstance(self.here, Pair) else None
         return verdict(self.paper.speedup, here, differs=self.differs)
 
+    @property
+    def pairs(self) -> list[Pair]:
+        """All that was measured for it."""
+        return [found for found in (self.here, *self.beyond.values()) if isinstance(found, Pair)]
+
 
 def table(slots: Sequence[Slot]) -> str:
     """List the numbers behind a figure: each slot, its seconds, ratios and verdict, as text.
 
     Example:
-        >>> print(table([Slot("GPU", APPENDIX_C[0], "no GPU here")]))
+        >>> print(table([Slot("GPU", APPENDIX_C[0], "no GPU here")]))  # doctest: +ELLIPSIS
         GPU
-          paper: 0.1887 s (stdev 0.00048) -> 0.1777 s (stdev 0.00049), 1.06x
+          paper, GPU, batch not stated: 0.1887 s (stdev 0.00048) -> ..., 1.06x [1.06, 1.07]
           the paper's method here: no GPU here
           verdict: not comparable (nothing ran here)
     """
     lines = []
     for slot in slots:
-        lines.append(slot.label)
+        lines.append(slot.label.replace("\n", ", "))
         if slot.paper is not None:
-            row = slot.paper
-            lines.append(
-                f"  paper: {row.base} s (stdev {row.base_stdev}) -> "
-                f"{row.new} s (stdev {row.new_stdev}), {row.speedup.value:.2f}x"
-            )
+            lines.append(f"  paper, {slot.paper}")
         lines.append(f"  the paper's method here: {slot.here}")
         lines += [f"  beyond the paper, {name}: {pair}" for name, pair in slot.beyond.items()]
         lines.append(f"  verdict: {slot.verdict}")
@@ -522,15 +624,15 @@ def table(slots: Sequence[Slot]) -> str:
 def draw(slots: Sequence[Slot], title: str, *, names: tuple[str, str], caption: str = "") -> Any:
     """Draw "paper | this machine": run time after over before, lower is faster.
 
-    Paper and machine differ by hatch and label, not by colour alone. The paper's error bars are as
-    it drew them: their full height is the standard deviation over the mean. Ours are the 95 %
-    interval of the median ratio. What the paper did not do stands in a second panel.
+    Paper and machine differ by hatch and label, not by colour alone. Every bar has the interval by
+    which it is judged (``READING``) and its speed-up above. What the paper did not do stands in a
+    second panel. Repeats, threads and machine are named at the foot.
 
     Args:
         slots: The places on the axis, left to right.
         title: Of the figure.
         names: The two programs: ("unfused", "fused").
-        caption: A line for the foot; the description of this machine if empty.
+        caption: What else to say at the foot.
 
     Returns:
         A ``matplotlib.figure.Figure``, which a notebook shows as a picture.
@@ -542,70 +644,50 @@ def draw(slots: Sequence[Slot], title: str, *, names: tuple[str, str], caption: 
 
     beyond = list(dict.fromkeys(name for slot in slots for name in slot.beyond))
     panels = 2 if beyond else 1
-    figure = Figure(figsize=(4.2 + 1.5 * len(slots) * panels, 4.2), layout="constrained")
-    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
-    series = [("paper", lambda slot: slot.paper), ("the paper's method here", lambda s: s.here)]
-    _panel(axes[0], slots, series)
-    axes[0].set_ylabel(f"run time, {names[1]} / {names[0]}")
+    figure = Figure(figsize=(bars.WIDTH, 0.9 + 3.2 * panels), layout="constrained")
+    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    bars.panel(axes[0], _beside_the_paper(slots), {0: "paper", 1: "the paper's method here"})
+    for one in axes:
+        one.set_ylabel(f"run time, {names[1]} / {names[0]}")
     if beyond:
-        more = [(name, lambda s, n=name: s.beyond.get(n, "")) for name in beyond]
-        _panel(axes[1], slots, more, first_style=2)
+        legend = dict(enumerate(beyond, 2))
+        bars.panel(axes[1], [_beyond_the_paper(slot, legend) for slot in slots], legend)
         axes[1].set_title("beyond the paper", fontsize="medium")
         axes[0].set_title("the paper's experiment", fontsize="medium")
+        high = max(one.get_ylim()[1] for one in axes)
+        for one in axes:
+            one.set_ylim(0, high)
     figure.suptitle(title)
-    figure.supxlabel(caption or str(machine()), fontsize=7, wrap=True)
+    pairs = [pair for slot in slots for pair in slot.pairs]
+    parts = [caption] if caption else []
+    if pairs:
+        parts.append(f"{_repeats(pairs)}, taken in turns")
+    parts.append(machine().described(pair.threads for pair in pairs))
+    words = f"{'; '.join(parts)}. {WHISKERS}"
+    figure.supxlabel(textwrap.fill(words, 130), fontsize=bars.FONT)
     return figure
 
 
-# Fill and hatch of each series; they differ in print without colour.
-_STYLES = (
-    ("0.85", ""),
-    ("#8ab6d6", "//"),
-    ("#c7dfae", ".."),
-    ("#f3d3a0", "xx"),
-    ("#d9c4e8", "\\\\"),
-)
+def _beside_the_paper(slots: Sequence[Slot]) -> list[list[bars.Bar]]:
+    """Put the bar of each of the paper's rows before those that go with it here."""
+    groups = []
+    for row, same in itertools.groupby(slots, key=lambda slot: slot.paper):
+        group = []
+        if row is not None:
+            label = "\n".join(filter(None, (row.label, row.open.replace(" ", "\n", 1))))
+            group.append(bar(label, 0, row))
+        groups.append(group + [bar(slot.label, 1, slot.here) for slot in same])
+    return groups
 
 
-def _panel(
-    axes: Any,
-    slots: Sequence[Slot],
-    series: Sequence[tuple[str, Callable[[Slot], Row | Pair | str | None]]],
-    first_style: int = 0,
-) -> None:
-    """Draw one group of bars for each slot, and a word where a bar is missing."""
-    from matplotlib.patches import Patch
-
-    width = 0.8 / len(series)
-    handles, top = [], 1.2
-    for index, (name, pick) in enumerate(series):
-        color, hatch = _STYLES[(first_style + index) % len(_STYLES)]
-        handles.append(Patch(facecolor=color, hatch=hatch, edgecolor="0.2", label=name))
-        for place, slot in enumerate(slots):
-            x = place + (index - (len(series) - 1) / 2) * width
-            value = pick(slot)
-            if value is None or isinstance(value, str):
-                reason = textwrap.fill("not in the paper" if value is None else value, 32)
-                axes.text(x, 0.03, reason, rotation=90, ha="center", va="bottom", fontsize=7)
-                continue
-            height, below, above = _bar(value)
-            top = max(top, height + above)
-            axes.bar(x, height, width, color=color, hatch=hatch, edgecolor="0.2")
-            axes.errorbar(x, height, yerr=[[below], [above]], color="0.1", capsize=3, lw=1)
-            label = axes.text(x, height + above + 0.02, f"{1 / height:.2f}x", fontsize=8)
-            label.set(ha="center", va="bottom")
-            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    axes.axhline(1.0, color="0.3", lw=0.8, ls="--")
-    axes.set_xticks(range(len(slots)), [slot.label for slot in slots])
-    axes.set_xlim(-0.5, len(slots) - 0.5)
-    axes.set_ylim(0, max(1.2 * top, axes.get_ylim()[1]))
-    axes.legend(handles=handles, fontsize=8, loc="upper center", ncols=len(series), frameon=False)
+def _beyond_the_paper(slot: Slot, legend: Mapping[int, str]) -> list[bars.Bar]:
+    """Draw a method that was not tried for the slot as missing for the slot's own reason."""
+    reason = slot.here if isinstance(slot.here, str) else "not measured"
+    return [bar(slot.label, i, slot.beyond.get(name, reason)) for i, name in legend.items()]
 
 
-def _bar(value: Row | Pair) -> tuple[float, float, float]:
-    """Give a bar's height and how far its error bar reaches down and up."""
-    if isinstance(value, Row):
-        half = value.new_stdev / value.new / 2
-        return value.normalized, half, half
-    ratio = value.normalized
-    return ratio.value, ratio.value - ratio.low, ratio.high - ratio.value
+def bar(label: str, style: int, found: Row | Pair | str) -> bars.Bar:
+    """Make the bar of a measurement for `fxlab.bars.panel`: interval as judged, speed-up above."""
+    if isinstance(found, str):
+        return bars.Bar(label, style, found)
+    return bars.Bar(label, style, found.normalized, f"{found.speedup.value:.2f}x")

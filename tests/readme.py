@@ -76,12 +76,13 @@ def differences() -> str:
 
 
 def exhibits() -> str:
-    """Return the table that ``fxlab paper --markdown`` prints, with links to the lectures."""
+    """Return what ``fxlab paper --markdown`` prints, with links to the lectures."""
     rows = evidence.overview(evidence.saved())
     for row in rows:
         row["lecture"] = f"[{row['lecture']}](notebooks/{row['lecture']}.ipynb)"
         row.pop("section")
-    return evidence.markdown(rows)
+    notes = evidence.footnotes(rows)
+    return "\n\n".join([evidence.markdown(rows), *notes])
 
 
 def exercises() -> dict[str, list[str]]:

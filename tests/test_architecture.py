@@ -21,7 +21,8 @@ PACKAGE = ROOT / "fxlab"
 ROOMS = {
     "core": set(),
     "models": set(),
-    "paper": {"surroundings"},
+    "bars": set(),
+    "paper": {"bars", "surroundings"},
     "surroundings": set(),
     "evidence": {"paper"},
     "spread": {"paper"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -87,6 +88,11 @@ def test_a_verdict_in_a_file_is_not_believed(tmp_path):
         '{"format": "fxlab.results", "version": 1, "exhibits": [{"exhibit": "a", "form": "quick",'
         ' "machine": {}, "rows": [{"label": "a", "quantity": "b", "paper": NaN, "here": 1,'
         ' "method": "m", "why": "", "differs": []}]}]}',
+        '{"format": "fxlab.results", "version": 1, "exhibits": [{"exhibit": "a", "form": "quick",'
+        ' "machine": {"cpu": "x"}, "rows": []}]}',
+        '{"format": "fxlab.results", "version": 1, "exhibits": [{"exhibit": "a", "form": "quick",'
+        ' "machine": {}, "rows": [{"label": "a", "quantity": "b", "paper": 1, "here": 1,'
+        ' "method": "m", "why": "", "differs": [], "samples": {"base": [1], "new": [0]}}]}]}',
     ],
 )
 def test_a_file_of_another_kind_is_refused_in_one_line(text, tmp_path, capsys):
@@ -118,10 +124,10 @@ def test_a_method_beyond_the_paper_has_no_verdict_and_stands_apart():
     assert (beyond.method, beyond.verdict) == ("packed", "")
     assert gpu.verdict == "not comparable (nothing ran here)"
     (row,) = [r for r in evidence.overview([figure_7()]) if r["exhibit"] == "Figure 7"]
-    assert "beyond the paper: packed 1.25x (CPU, one thread, batch 1)" in row["here"]
-    assert row["verdict"] == (
-        "CPU, one thread, batch 1: agrees; GPU: not comparable (nothing ran here)"
-    )
+    assert "beyond the paper: packed 1.25x [1.16, 1.35] (CPU, one thread, batch 1)" in row["here"]
+    assert row["verdict"] == "CPU, one thread: agrees; GPU: not comparable (nothing ran here)"
+    assert beyond.paper is None
+    assert beyond.of == one.of == "CPU, one thread"
 
 
 def test_a_method_beyond_the_paper_is_told_from_its_worst_ratio_to_its_best():
@@ -130,18 +136,105 @@ def test_a_method_beyond_the_paper_is_told_from_its_worst_ratio_to_its_best():
         for label, value in (("batch 1", 0.56), ("batch 2", 1.44))
     )
     said = evidence.summary([fast, slow])
-    assert said == "beyond the paper: packed 0.56x (batch 1) to 1.44x (batch 2)"
+    assert said == (
+        "beyond the paper: packed 0.56x [0.56, 0.56] (batch 1) to 1.44x [1.44, 1.44] (batch 2)"
+    )
+
+
+def swept() -> Evidence:
+    """One row of the paper, swept over what it leaves open, in sizes that differ."""
+    row = APPENDIX_C[2]
+    slots = [
+        Slot(f"{row.label}\nbatch {n}", row, Pair((r, r), (1.0, 1.0), 2), differs=differs)
+        for n, r, differs in ((1, 1.2, ()), (10, 1.1, ("size",)), (32, 1.3, ("size",)))
+    ]
+    return evidence.ratios("Figure 7", slots)
+
+
+def test_what_the_paper_leaves_open_is_told_as_a_range():
+    (row,) = [r for r in evidence.overview([swept()]) if r["exhibit"] == "Figure 7"]
+    assert row["here"] == (
+        "CPU, one thread: 1.10x [1.10, 1.10] (batch 10) to 1.30x [1.30, 1.30] (batch 32)"
+    )
+    assert row["verdict"] == (
+        "CPU, one thread, batch 1: agrees; "
+        "CPU, one thread, batch 10 and CPU, one thread, batch 32: not comparable (size)"
+    )
+
+
+def test_a_table_tells_which_of_the_papers_rows_ran_and_counts_no_empty_slot():
+    here = {row["exhibit"]: row["here"] for row in evidence.overview([swept(), figure_7()])}
+    assert here["Table C"] == "1 of the 2 ran here; ratios as in Figure 7"
+
+
+def test_a_ratio_and_its_interval_are_computed_from_the_samples_of_a_file(tmp_path):
+    evidence.dump([figure_7()], tmp_path / "x.json")
+    data = json.loads((tmp_path / "x.json").read_text("utf-8"))
+    row = data["exhibits"][0]["rows"][0]
+    assert row["here"][0] == pytest.approx(1.25)
+    row["here"] = [9.0, 8.0, 10.0]
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    assert evidence.load(tmp_path / "x.json") == [figure_7()]
+
+
+def test_the_machine_the_form_and_the_threads_of_the_measurement_are_said():
+    rows = evidence.overview([swept()])
+    where = {row["exhibit"]: row["machine"] for row in rows}["Figure 7"]
+    machine = paper.machine()
+    assert where.startswith("quick form; ")
+    assert all(part in where for part in (machine.cpu, "2 threads", machine.torch, machine.date))
+    notes = evidence.footnotes(rows)
+    assert notes == [f"machine, of Figure 7, Table C: {where}", paper.READING]
+    assert all("machine" not in row for row in rows)
+    assert evidence.footnotes(evidence.overview([])) == []
 
 
 def test_two_machines_are_compared_number_by_number():
     rows = evidence.comparison([figure_7()], [figure_7(0.5)], ("a", "b"))
     assert [(row["a"], row["b"], row["verdict"]) for row in rows] == [
-        ("1.25x", "2.00x", "same direction"),
-        ("1.25x", "2.00x", "same direction"),
+        ("1.25x [1.16, 1.35]", "2.00x [1.85, 2.16]", "same direction"),
+        ("1.25x [1.16, 1.35]", "2.00x [1.85, 2.16]", "same direction"),
         ("no GPU here", "no GPU here", "not comparable (nothing ran on one)"),
     ]
+    assert [row["paper"] for row in rows] == [
+        "CPU, one thread: 1.18x [0.99, 1.40]",
+        "-",
+        "1.06x [1.06, 1.07]",
+    ]
+    assert all(row["machine a"] == row["machine b"] == figure_7().where for row in rows)
     alone = evidence.comparison([], [figure_7()], ("a", "b"))
     assert {row["verdict"] for row in alone} == {"only one has it"}
+
+
+def test_runs_of_another_form_or_size_are_not_compared():
+    quick = figure_7()
+    whole = replace(quick, form="paper-sized")
+    words = [row["verdict"] for row in evidence.comparison([quick], [whole], ("a", "b"))]
+    assert words == [*["not comparable (size)"] * 2, "not comparable (nothing ran on one)"]
+    smaller = replace(quick, rows=tuple(replace(row, differs=("size",)) for row in quick.rows))
+    words = [row["verdict"] for row in evidence.comparison([quick], [smaller], ("a", "b"))]
+    assert words[0] == "not comparable (size)"
+    counted = evidence.counts("Figure 1", {"as traced": 4})
+    again = replace(counted, form="paper-sized")
+    (row,) = evidence.comparison([counted], [again], ("a", "b"))
+    assert row["verdict"] == "exact"  # a graph has no size of its input
+
+
+def test_a_row_of_the_paper_keeps_its_own_name_beside_what_ran_in_its_place():
+    pair = Pair((2.0, 2.0), (1.0, 1.0))
+    here = evidence.ratios("Figure 8", [Slot("ResNet-18\nbatch 1", paper.APPENDIX_D[0], pair)])
+    (row,) = evidence.comparison([here], [here], ("a", "b"))
+    assert (row["what"], row["paper"]) == ("ResNet-18, batch 1", "ResNet50: 3.69x [3.67, 3.71]")
+
+
+def test_every_form_of_the_output_names_machine_and_intervals(tmp_path, capsys):
+    evidence.dump([figure_7()], tmp_path / "there.json")
+    for words in (["paper"], ["paper", "--compare", str(tmp_path / "there.json")]):
+        for form in ([], ["--markdown"], ["--json"]):
+            assert cli.main([*words, "--only", "Figure 7", *form]) == 0
+            said = capsys.readouterr().out
+            assert all(part in said for part in (paper.machine().cpu, "thread", "torch ", "x ["))
+            assert form == ["--json"] or said.rstrip().endswith(paper.READING)
 
 
 def test_nothing_in_a_text_leaves_its_cell_of_the_table():
@@ -193,8 +286,22 @@ def test_the_command_measures_one_exhibit_and_writes_it(tmp_path, monkeypatch, c
     assert cli.main(["paper", "--compare", "here.json", "here.json", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["verdict"] == "exact"
-    assert cli.main(["paper", "--run", "--only", "Figure 9"]) == 1
-    assert "the paper has no Figure 9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["paper", "--run", "--only", "Figure 9"], "the paper has no Figure 9"),
+        (["paper", "--out", "x.json"], "they need --run"),
+        (["paper", "--paper-size"], "they need --run"),
+        (["bench", "cor"], "there is no benchmark cor (is it core?)"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(words, why, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def test_measured_numbers_are_read_as_they_were_written():
