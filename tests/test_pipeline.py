@@ -168,3 +168,52 @@ def test_batches_and_schedules_that_do_not_fit_are_refused_before_any_process_st
         run_pipeline(stages, [torch.ones(4, 4)], microbatches=3)
     with pytest.raises(PipelineError, match="no schedule"):
         run_pipeline(stages, [torch.ones(4, 4)], schedule="zigzag")
+    with pytest.raises(PipelineError, match="microbatches is 0"):
+        run_pipeline(stages, [torch.ones(4, 4)], microbatches=0)
+    for wrong in ([], [torch.tensor(1.0)]):
+        with pytest.raises(PipelineError, match="batch dimension"):
+            run_pipeline(stages, wrong)
+    with pytest.raises(PipelineError, match="batch dimension"):
+        run_pipeline([], [torch.ones(4, 4)])
+    with pytest.raises(PipelineError, match="stage 0 cannot be sent to its process"):
+        run_pipeline(stages, [torch.ones(4, 4)], target=torch.ones(4, 4), loss=lambda a, b: a.sum())
+
+
+class Views(nn.Module):
+    """A view that the last layer reads, of a value that is written between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        base = x * 2
+        view = base.view(-1, 2, 2)
+        y = self.b(self.a(base))
+        base.add_(10)
+        return y + view.flatten(1)
+
+
+def test_a_cut_that_parts_what_shares_memory_before_a_write_is_refused() -> None:
+    gm = fxlab.symbolic_trace(Views())
+    x = torch.ones(4, 4)
+    with pytest.raises(RewriteError, match=r"add_ writes to memory that .* share"):
+        pipeline_stages(gm, [x], 2)
+    (whole,) = pipeline_stages(gm, [x], 1)
+    assert torch.equal(whole(x.clone()), gm(x.clone()))
+
+
+def test_running_statistics_come_back_from_a_run_in_train_mode() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    gm = fxlab.symbolic_trace(model)
+    x = torch.randn(8, 4)
+    stages = pipeline_stages(gm, [x[:4]], 2)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    run = run_pipeline(stages, [x], microbatches=2, time_limit=HANGS)
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    for half in x.chunk(2):
+        model(half)
+    assert set(run.buffers) == set(before)
+    for name, value in model.named_buffers():
+        torch.testing.assert_close(run.buffers[name], value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import random
 import threading
 
@@ -11,8 +12,10 @@ from torch import nn
 
 import fxlab
 from fxlab.core.errors import RewriteError
+from fxlab.core.purity import pure
 from fxlab.passes.schedule import balanced_stages, hoist_async, start_call, wait_for
 from tests import slow_call
+from tests.clocks import HANGS
 
 
 def fetch(key: torch.Tensor) -> torch.Tensor:
@@ -287,3 +290,69 @@ def test_a_cut_is_moved_to_where_few_bytes_cross() -> None:
 def test_too_many_stages_are_refused() -> None:
     with pytest.raises(RewriteError, match="cannot be cut into 5"):
         balanced_stages(fxlab.symbolic_trace(lambda x: x + 1), [torch.ones(1)], 5)
+
+
+def where_am_i(key: torch.Tensor) -> torch.Tensor:
+    """What the thread of a call finds set, as numbers."""
+    product = torch.ones(2, 2) @ torch.ones(2, 2)
+    return key.new_tensor([product.dtype == torch.bfloat16, product.is_meta, CONTEXT.get()])
+
+
+CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("CONTEXT", default=0)
+
+
+def test_the_call_sees_the_callers_autocast_device_and_context_variables() -> None:
+    gm = hoist_async(_traced(lambda x: torch.relu(x).sum() + where_am_i(x), where_am_i), where_am_i)
+    x = torch.zeros(2)
+    assert gm(x).tolist() == [0, 0, 0]
+    token = CONTEXT.set(7)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert gm(x).tolist() == [1, 0, 7]
+    finally:
+        CONTEXT.reset(token)
+    with torch.device("meta"):
+        assert gm(x).tolist() == [0, 1, 0]
+
+
+def scribble(key: torch.Tensor) -> torch.Tensor:
+    key.fill_(100.0)
+    return key
+
+
+@pure
+def pure_fetch(key: torch.Tensor) -> torch.Tensor:
+    return fetch(key)
+
+
+def test_unknown_code_that_may_write_what_the_call_reads_stays_behind_the_wait() -> None:
+    def program(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        found = pure_fetch(key)
+        y = x.exp()
+        scribble(key)
+        return y * 3 + found
+
+    gm = _traced(program, pure_fetch, scribble)
+    x = torch.zeros(2)
+    expected = gm(x, torch.ones(2))
+    hoist_async(gm, pure_fetch)
+    names = _names(gm)
+    wait = next(i for i, name in enumerate(names) if name.endswith("_wait"))
+    assert names.index("exp") < wait < names.index("scribble")
+    assert torch.equal(gm(x, torch.ones(2)), expected)
+
+
+INNER = hoist_async(_traced(lambda x: torch.relu(x) + fetch(x)), fetch)
+
+
+def outer_call(key: torch.Tensor) -> torch.Tensor:
+    return INNER(key) * 10
+
+
+def test_a_call_that_makes_such_calls_itself_comes_to_an_end() -> None:
+    outer = hoist_async(_traced(lambda x: torch.relu(x) + outer_call(x), outer_call), outer_call)
+    done: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: done.append(outer(torch.ones(2))), daemon=True)
+    thread.start()
+    thread.join(HANGS)
+    assert done and torch.equal(done[0], torch.full((2,), 31.0))

@@ -365,3 +365,23 @@ def test_the_time_grows_with_the_number_of_nodes_only() -> None:
             + sum(getattr(split, p).graph.version for p in split.meta["partition_names"])
         )
     assert edits[1] <= 4.5 * edits[0]
+
+
+def touch(x: torch.Tensor) -> None:
+    x.zero_()
+
+
+def test_unknown_code_that_may_write_its_argument_is_never_run_in_another_order() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        touch(y)
+        a = y * 2
+        return a + y
+
+    tracer = fxlab.Tracer(autowrap_functions=(touch,))
+    gm = fxlab.GraphModule(nn.Module(), tracer.trace(program))
+    parts = {"mul": 0, "touch": 1, "mul_1": 2, "add": 1}
+    with pytest.raises(RewriteError, match="touch"):
+        split_module(gm, gm, lambda node: parts[node.name])
+    in_order = split_module(gm, gm, lambda node: {**parts, "add": 2}[node.name])
+    assert torch.equal(in_order(torch.ones(2)), torch.zeros(2))

@@ -34,6 +34,7 @@ from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node
 from fxlab.passes.base import undisturbed
+from fxlab.passes.effects import AliasClasses, mutated_inputs
 from fxlab.passes.order import Regions, RegionWriter
 from fxlab.passes.schedule import balanced_stages
 
@@ -75,6 +76,8 @@ class PipelineRun:
         losses: loss of each micro-batch, a scalar of the program's dtype; empty without a loss.
         gradients: parameter path -> gradient of the mean loss, of the parameter's shape and dtype;
             empty without a loss.
+        buffers: buffer path -> buffer after the run, of its shape and dtype (running statistics);
+            empty in eval mode. The stages given to the run keep theirs.
         events: what each stage did when, in order of time.
         processes: process ids, by stage; all of them have ended.
     """
@@ -82,6 +85,7 @@ class PipelineRun:
     output: Any
     losses: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
 
@@ -90,7 +94,8 @@ def pipeline_stages(gm: GraphModule, inputs: Sequence[Any], count: int) -> list[
     """Return new modules which, called one after the other, compute what `gm` does.
 
     A stage takes what is alive at its beginning and returns what is alive at its end, so values
-    that a later stage needs travel through. Parameters are shared with `gm` under their paths.
+    that a later stage needs travel through, as copies. Parameters are shared with `gm` under their
+    paths.
 
     Args:
         gm: the program; left untouched. Its inputs and what crosses a cut must be tensors.
@@ -98,7 +103,8 @@ def pipeline_stages(gm: GraphModule, inputs: Sequence[Any], count: int) -> list[
         count: number of stages.
 
     Raises:
-        RewriteError: a value that is no tensor crosses a cut, or there are too few nodes.
+        RewriteError: a value that is no tensor crosses a cut, two values that share memory cross
+            one before a write to it, or there are too few nodes.
 
     Example:
         >>> import fxlab, torch
@@ -114,6 +120,7 @@ def pipeline_stages(gm: GraphModule, inputs: Sequence[Any], count: int) -> list[
     nodes = [node for node in nodes if node not in regions.borders]
     output = nodes[-1]
     alive = _alive(nodes, stage_of, count, output)
+    _check_memory(gm, stage_of, alive)
     stages = []
     for number in range(count):
         graph = Graph()
@@ -172,6 +179,25 @@ def _alive(
     return alive
 
 
+def _check_memory(
+    gm: GraphModule, stage_of: dict[Node, int], alive: Sequence[dict[Node, None]]
+) -> None:
+    """Refuse a cut that parts what shares memory: a write to one copy is not seen in the other."""
+    classes = AliasClasses(gm)
+    writes = [(node, value) for node in stage_of for value in mutated_inputs(node, gm)]
+    for node, value in writes:
+        place = classes.find(value)
+        for number in range(1, stage_of[node] + 1):
+            shared = [other for other in alive[number] if classes.find(other) is place]
+            if len(shared) > 1:
+                raise RewriteError(
+                    f"{node.name} writes to memory that {shared[0].name} and {shared[1].name} "
+                    f"share, and both go into stage {number} as copies",
+                    node=node,
+                    hint="write to a new value instead (x = x + 1), or cut into fewer stages",
+                )
+
+
 def _check_borders(stages: Sequence[GraphModule], inputs: Sequence[Any]) -> None:
     values = tuple(inputs)
     with torch.no_grad():
@@ -189,16 +215,25 @@ def _check_borders(stages: Sequence[GraphModule], inputs: Sequence[Any]) -> None
 
 
 class _Recorder:
-    """Times what a stage does, by wrapping the two methods of the stage object."""
+    """Times what a stage does, by wrapping the two methods of the stage object.
+
+    torch.distributed.pipelining runs a stage once before the first micro-batch, to learn shapes;
+    what that wrote into buffers is put back.
+    """
 
     def __init__(self, stage: Any) -> None:
         self.events: list[tuple[str, int, float, float]] = []
+        self._kept: list[Any] | None = [(b, b.clone()) for b in stage.submod.buffers()]
         for kind in ("forward", "backward"):
             name = f"{kind}_one_chunk"
             setattr(stage, name, self._timed(kind, getattr(stage, name)))
 
     def _timed(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def run(chunk: int, *args: Any, **kwargs: Any) -> Any:
+            kept, self._kept = self._kept, None
+            with torch.no_grad():
+                for buffer, value in kept or ():
+                    buffer.copy_(value)
             start = time.monotonic()
             try:
                 return method(chunk, *args, **kwargs)
@@ -231,7 +266,8 @@ def run_stage(
         schedule: ``"gpipe"`` (all forwards, then all backwards) or ``"1f1b"`` (by turns).
 
     Returns:
-        ``output`` and ``losses`` (None and empty but in the last stage), ``gradients``, ``events``.
+        ``output`` and ``losses`` (None and empty but in the last stage), ``gradients``,
+        ``buffers`` (in train mode), ``events``.
     """
     import torch.distributed as dist
     from torch.distributed import pipelining
@@ -255,6 +291,7 @@ def run_stage(
         "output": None if output is None else _detached(output),
         "losses": [value.detach() for value in losses],
         "gradients": gradients,
+        "buffers": dict(stage.named_buffers()) if stage.training else {},
         "events": recorder.events,
     }
 
@@ -297,6 +334,13 @@ def run_pipeline(
     """
     if schedule not in SCHEDULES:
         raise PipelineError(f"no schedule is called {schedule!r}", expected=f"one of {SCHEDULES}")
+    if not stages or not inputs or not all(getattr(v, "ndim", 0) for v in inputs):
+        raise PipelineError(
+            f"a pipeline of {len(stages)} stages was given {len(inputs)} inputs",
+            expected="at least one of each; the inputs are tensors with a batch dimension",
+        )
+    if microbatches < 1:
+        raise PipelineError(f"microbatches is {microbatches}", expected="a whole number from 1")
     size = min(value.shape[0] for value in inputs)
     if size % microbatches:
         raise PipelineError(
@@ -317,7 +361,13 @@ def run_pipeline(
             }
             given = tuple(inputs) if rank == 0 else ()
             # As bytes: torch's own way would move the caller's tensors into shared memory.
-            work = pickle.dumps((stage, given, options))
+            try:
+                work = pickle.dumps((stage, given, options))
+            except Exception as error:
+                raise PipelineError(
+                    f"stage {rank} cannot be sent to its process: {error}",
+                    hint="use a loss and functions that a module defines by name, no lambda",
+                ) from error
             job = (work, rank, len(stages), folder, threads, time_limit, theirs)
             crew.append(context.Process(target=_worker, args=job, daemon=True))
             lines.append(ours)
@@ -500,6 +550,7 @@ def _put_together(results: Sequence[dict[str, Any]], processes: list[int]) -> Pi
         output=results[-1]["output"],
         losses=results[-1]["losses"],
         gradients=gradients,
+        buffers={name: value for result in results for name, value in result["buffers"].items()},
         events=[
             Event(stage, kind, chunk, start - first, seconds)
             for start, stage, kind, chunk, seconds in sorted(raw)

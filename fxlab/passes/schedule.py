@@ -10,6 +10,9 @@ several processes have equal work.
 from __future__ import annotations
 
 import bisect
+import contextlib
+import contextvars
+import functools
 import heapq
 import os
 import threading
@@ -32,7 +35,8 @@ from fxlab.passes.split import value_bytes
 __all__ = ["balanced_stages", "hoist_async", "start_call", "wait_for"]
 
 _lock = threading.Lock()
-_workers: dict[tuple[int, int], _Workers] = {}
+_workers: dict[tuple[int, ...], _Workers] = {}
+_here = threading.local()  # `depth`: of how many calls in threads this thread is one inside another
 
 
 class _Workers(ThreadPoolExecutor):
@@ -67,10 +71,13 @@ class _Workers(ThreadPoolExecutor):
             self.free += 1
 
 
-def _pool(workers: int) -> _Workers:
-    """The threads that wait for slow calls; a forked child gets its own."""
+def _pool(workers: int, depth: int) -> _Workers:
+    """The threads that wait for slow calls; a forked child gets its own.
+
+    So do calls that such a call starts: waiting for a thread of one's own would never end.
+    """
     with _lock:
-        key = (os.getpid(), workers)
+        key = (os.getpid(), workers, depth)
         if key not in _workers:
             _workers[key] = _Workers(workers)
         return _workers[key]
@@ -80,8 +87,8 @@ def _pool(workers: int) -> _Workers:
 def start_call(function: Callable[..., Any], workers: int, *args: Any, **kwargs: Any) -> Future:
     """Start ``function(*args, **kwargs)`` in a thread and return when it has begun.
 
-    The call sees the gradient mode of its caller. With one worker, calls run in the order in which
-    they were started.
+    The call sees the gradient mode, autocast, default device and context variables of its caller.
+    With one worker, calls run in the order in which they were started.
 
     Args:
         function: what to call; it should let go of the interpreter lock while it waits (a remote
@@ -94,13 +101,27 @@ def start_call(function: Callable[..., Any], workers: int, *args: Any, **kwargs:
         >>> wait_for(start_call(max, 1, 3, 4))
         4
     """
-    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    modes: list[Callable[[], Any]] = [
+        functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
+        functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+    ]
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            modes.append(functools.partial(torch.autocast, kind, dtype))
+    device = torch.get_default_device()
+    if device != torch.device("cpu"):
+        modes.append(lambda: device)
+    depth = getattr(_here, "depth", 0)
 
     def call() -> Any:
-        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        _here.depth = depth + 1
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
             return function(*args, **kwargs)
 
-    return _pool(workers).start(call)
+    return _pool(workers, depth).start(functools.partial(contextvars.copy_context().run, call))
 
 
 @has_side_effect
@@ -122,12 +143,13 @@ def hoist_async(
 
     The start moves, with the pure nodes that it needs, before everything else; the wait moves
     behind all work that does not read its result. Nothing crosses a border of a region, an effect
-    keeps its place among effects, and a write to memory that the call reads stays on its side.
+    keeps its place among effects, and a write to memory that the call reads stays on its side. A
+    call that raises does so at its wait: what stands before the wait now has happened by then.
 
     Args:
         gm: the program.
         function: the target of the blocking calls, or the path of a submodule. It must not write
-            to its arguments.
+            to its arguments, nor draw from torch's global random numbers.
         start: ``start(*args, **kwargs) -> handle`` that returns at once; by default the call runs
             in a thread (`start_call`).
         wait: ``wait(handle) -> result``; by default `wait_for`.
@@ -167,10 +189,14 @@ def hoist_async(
         )
     hard, soft = order_constraints(gm)
     blocking = set(calls)
-    order = [
-        *hard,
-        *((a, b) for a, b in soft if a not in blocking and b not in blocking),
-    ]
+
+    def counts(one: Node, other: Node) -> bool:
+        """`one` promises to write nothing; unknown code may write what it reads."""
+        if one not in blocking:
+            return True
+        return other not in blocking and effect(other, gm, impure_random=False) is not None
+
+    order = [*hard, *((a, b) for a, b in soft if counts(a, b) and counts(b, a))]
     if workers > 1:  # calls may overlap, so their own order is given up
         order = [(a, b) for a, b in order if not (a in blocking and b in blocking)]
     held = _held_back(order, blocking, gm)

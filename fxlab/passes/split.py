@@ -18,6 +18,7 @@ from fxlab.core.errors import RewriteError
 from fxlab.core.graph import Graph
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.node import Node, add_ancestors
+from fxlab.core.purity import effect
 from fxlab.passes.base import as_pass, report
 from fxlab.passes.effects import order_constraints
 from fxlab.passes.order import Regions, RegionWriter, topological_order, unit_name
@@ -207,7 +208,7 @@ def split_nodes(
         a, b = part_of.get(before, before), part_of.get(after, after)
         if a is not b and b not in edges.get(a, {}):
             soft_edges.append((a, b, (before, after)))
-    order = _ordered(list(units), edges, soft_edges, notes)
+    order = _ordered(gm, list(units), edges, soft_edges, notes)
     if keep_original_order:
         _check_order(list(units), edges)
         order = list(units)
@@ -281,23 +282,32 @@ def _keep_setters(
 
 
 def _ordered(
+    gm: GraphModule,
     units: list[Any],
     edges: dict[Any, dict[Any, tuple[Node, Node]]],
     soft_edges: list[tuple[Any, Any, tuple[Node, Node]]],
     notes: list[str],
 ) -> list[Any]:
-    """Topological order that also keeps the order of random draws where that is possible."""
-    if soft_edges:
-        wanted = {a: dict(b) for a, b in edges.items()}
-        for a, b, why in soft_edges:
-            wanted.setdefault(a, {}).setdefault(b, why)
-        try:
-            return topological_order(units, wanted)
-        except RewriteError as error:
-            order = topological_order(units, edges)
-            notes.append(f"random numbers or unknown code run in another order: {error.message}")
-            return order
-    return topological_order(units, edges)
+    """Topological order that also keeps the order of random draws where that is possible.
+
+    Raises:
+        RewriteError: there is none; or none that keeps code that may write to its inputs in place.
+    """
+    kept = {a: dict(b) for a, b in edges.items()}
+    draws: list[tuple[Any, Any, tuple[Node, Node]]] = []
+    for a, b, why in soft_edges:
+        if any(effect(node, gm, impure_random=False) is not None for node in why):
+            kept.setdefault(a, {}).setdefault(b, why)
+        else:
+            draws.append((a, b, why))
+    order = topological_order(units, kept)
+    for a, b, why in draws:
+        kept.setdefault(a, {}).setdefault(b, why)
+    try:
+        return topological_order(units, kept) if draws else order
+    except RewriteError as error:
+        notes.append(f"random numbers are drawn in another order: {error.message}")
+        return order
 
 
 def _check_order(units: list[Any], edges: dict[Any, dict[Any, tuple[Node, Node]]]) -> None:
