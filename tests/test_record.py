@@ -386,7 +386,7 @@ def test_the_time_of_a_program_is_measured_when_it_is_asked_for():
     (span,) = timeline.passes
     assert span.cost_before["seconds"] >= 0.02 > span.cost_after["seconds"] > 0
     (text,) = [text for text in strip(span) if text.startswith("time")]
-    assert re.fullmatch(r"time \d\S* ms \u2192 0\.\d+ ms", text)
+    assert re.fullmatch(r"time \d\S* ms \u2192 \d\S* ms", text)
     again = Timeline.from_json(timeline.to_json())
     assert again.passes[0].cost_after == span.cost_after
     assert timeline_of(slow(), [faster], (x,), repeats=1).passes[0].cost_before["seconds"] >= 0.02
