@@ -315,13 +315,14 @@ def _onednn_transposed(conv: _Convolution, out: torch.Tensor) -> Scratch:
             packed = groups * _up(c_in, block) * _up(c_out, block) * conv.taps * 4
         return Scratch(max(biased * blocked + given + packed + blocked - made, blocked))
     # Channels last: there, and back in two steps. What the kernel gathers beside that depends on
-    # how it cuts the work up.
+    # how it cuts the work up: some lists, rows of the input, and of the result where it is uneven.
     given = _bytes(x) if x.shape[1] > 1 else 0
     packed = groups * c_in * _up(c_out, block) * conv.taps * 4
     even = all(o % s == 0 for o, s in zip(out.shape[2:], conv.stride, strict=True))
     first = (37_000 if even else 57_500 + biased * made) + given + packed
+    most = first + _bytes(x) // 2 + (0 if even else min(2 * made, 1 << 20))
     back = made if out.shape[1] == 1 else 2 * made
-    if back > 2 * first:
+    if back >= most:
         return Scratch(back)
     why = "how much oneDNN's strided transposed kernel gathers is not known here"
     return Scratch(max(first, back), why)
