@@ -84,7 +84,7 @@ class TracerBase:
         self._notes, self._fresh = dict[str, Any](), dict[str, int]()
         self._warnings: dict[tuple[Any, ...], tuple[str, Frame]] = {}
         hooks: Any = (vars(kind).get(name) for kind in type(self).__mro__ for name in _HOOKS)
-        self._hooks = (*{getattr(hook, "__code__", None) for hook in hooks}, *patches.called)
+        self._hooks = {*map(id, patches.called), *(id(getattr(h, "__code__", None)) for h in hooks)}
 
     scope: Any = property(lambda self: Scope(*[self._top, *self.module_stack.values()][-1]),
                           lambda self, to: setattr(self, "_top", to), None,
@@ -117,7 +117,7 @@ class TracerBase:
         if self._tracing:
             # Hooks and overrides of them are no lines of the program, nor a module's patched call.
             at, skip = cast(Any, sys._getframe(1)), 2
-            while at.f_code in self._hooks:
+            while id(at.f_code) in self._hooks:
                 at, skip = at.f_back, skip + 1
             node.meta["source"] = call_site(4, True, skip)
             if self.module_stack:

@@ -12,7 +12,6 @@ import ast
 import bisect
 import contextlib
 import functools
-import inspect
 import itertools
 import linecache
 import re
@@ -141,7 +140,9 @@ def reachable(*functions: tuple[Any, type]) -> dict[types.FunctionType, Facts]:
     """
     todo, found = list(functions), dict[types.FunctionType, Facts]()
     for given, owner in todo:  # grows meanwhile
-        function = inspect.unwrap(given) if isinstance(given, _FUNCTIONS) else given
+        function = given
+        while isinstance(function, _FUNCTIONS) and hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
         if (
             isinstance(function, types.FunctionType)
             and function not in found
