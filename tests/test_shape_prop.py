@@ -198,3 +198,38 @@ def test_the_function_carries_torch_fx_names_whatever_was_imported():
     assert fxlab.passes.shape_prop is shape_prop
     assert hasattr(torch_shape_prop, "TensorMetadata")
     assert shape_prop.TensorMetadata._fields == torch_shape_prop.TensorMetadata._fields
+
+
+RUNS = [shape_prop, fxlab.passes.profile, fxlab.passes.cost,
+        lambda gm, *inputs: shape_prop(gm, *inputs, dynamic={"x": {0: "N"}})]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_inputs_too_many_or_too_few_are_refused_by_every_analysis(run):
+    gm, x = fxlab.symbolic_trace(MLP()), torch.zeros(2, 8)
+    with pytest.raises(ShapeError, match="takes 1 input, and 2 are given") as caught:
+        run(gm, x, torch.zeros(1000, 1000))
+    assert "value for each of: x" in caught.value.expected
+    if run is not RUNS[-1]:  # which misses the example of what it names
+        with pytest.raises(ShapeError, match="takes 1 input, and 0 are given"):
+            run(gm)
+    shown = str(caught.value)
+    assert "test_shape_prop.py" in shown  # the user's line, none of the kit's own
+    assert "passes/shape_prop.py" not in shown
+    assert "passes/symbolic.py" not in shown
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_default_need_not_be_given_and_a_star_takes_any_number(run):
+    def program(x, scale=2.0, *rest):
+        return x * scale
+
+    gm, x = fxlab.symbolic_trace(program), torch.zeros(2, 8)
+    run(gm, x)
+    run(gm, x, 3.0)
+
+
+@pytest.mark.parametrize("run", RUNS[:3])
+def test_a_wrong_shape_names_the_node_in_every_analysis(run):
+    with pytest.raises(ShapeError, match="layers_0 does not run"):
+        run(fxlab.symbolic_trace(MLP()), torch.zeros(2, 5))

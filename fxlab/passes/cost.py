@@ -4,7 +4,8 @@ The paper's authors feed such numbers into a simulator of devices that do not ex
 over the graph on fake tensors (shapes without data) is enough: each node is run, and every
 operator that torch dispatches on the way is looked up in torch's own table of FLOP formulas, its
 inputs and outputs are added up as memory traffic, and its new storages as live memory until the
-last reader is done. Nothing is computed, so a model of gigabytes is costed in milliseconds.
+last reader is done, with what its kernel holds for its own time (`scratch.py`). Nothing is
+computed, so a model of gigabytes is costed in milliseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.passes.base import kind, report, undisturbed
 from fxlab.passes.scratch import Scratch, has_rule, scratch_of
-from fxlab.passes.shape_prop import ShapeError, need_graph, quiet_fakes, shape_text
+from fxlab.passes.shape_prop import ShapeError, need_inputs, quiet_fakes, shape_text
 
 __all__ = ["Cost", "NodeCost", "cost"]
 
@@ -183,7 +184,8 @@ def cost(gm: GraphModule, *inputs: Any) -> Cost:
 
     FLOPs agree with ``torch.utils.flop_counter``. The program runs on fake tensors; one that asks
     for data (``item()``, kernels without a shape rule) is run on the inputs themselves instead,
-    and the report says so.
+    and the report says so. Memory is that of a call on a CPU without gradients; where a kernel
+    takes more than can be predicted, the row, the table and the report say that it is a bound.
 
     Args:
         gm: The module, in the mode (train or eval) that is to be costed.
@@ -200,7 +202,7 @@ def cost(gm: GraphModule, *inputs: Any) -> Cost:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    need_graph(gm)
+    need_inputs(gm, inputs)
     try:
         walk = _CostWalk(gm, FakeTensorMode(allow_non_fake_inputs=True))
         walk.measure(inputs)

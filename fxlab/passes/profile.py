@@ -19,7 +19,7 @@ from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.passes.base import kind, report, undisturbed
-from fxlab.passes.shape_prop import need_graph
+from fxlab.passes.shape_prop import ShapeError, need_inputs
 
 __all__ = ["NodeTime", "Profile", "profile"]
 
@@ -113,7 +113,7 @@ class Profile:
     def _caption(self) -> str:
         return (
             f"nodes {self.seconds * 1e3:.3g} ms, one call {self.call_seconds * 1e3:.3g} ms; "
-            f"medians of {self.repeats}, {self.threads} threads"
+            f"medians of {self.repeats}, {self.threads} thread{'s' * (self.threads != 1)}"
         )
 
 
@@ -142,10 +142,11 @@ def profile(
     Raises:
         ValueError: ``repeats`` is less than 1, or ``warmup`` less than 0.
         TypeError: ``gm`` is no GraphModule.
+        ShapeError: A node does not run on the inputs, or these are too many or too few.
     """
     import statistics  # with fractions and decimal behind it, too slow for every import of fxlab
 
-    need_graph(gm)
+    need_inputs(gm, inputs)
     if repeats < 1 or warmup < 0:
         text = f"repeats is {repeats} and warmup {warmup}"
         raise ValueError(f"{text}; at least one run must count, and none or more go before")
@@ -184,7 +185,10 @@ class _Clock(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         start = self.clock()
-        result = super().run_node(n)
+        try:
+            result = super().run_node(n)
+        except Exception as error:
+            raise ShapeError(f"{n.name} does not run on these inputs: {error}", node=n) from error
         if self._on_gpu:
             # A kernel on a GPU has only been queued when the call returns.
             torch.cuda.synchronize()

@@ -129,7 +129,16 @@ class Device:
         return work + self.launch_seconds, bound if work >= self.launch_seconds else "launch"
 
     def predict(self, cost: Cost) -> Prediction:
-        """Return time and memory that a program of this ``cost`` would take."""
+        """Return time and memory that a program of this ``cost`` would take.
+
+        Raises:
+            TypeError: ``cost`` is no Cost.
+        """
+        if not isinstance(cost, Cost):
+            raise TypeError(
+                f"{self.name}: predict takes a Cost and was given a {type(cost).__name__}; "
+                "count it first: device.predict(fxlab.passes.cost(gm, *inputs))"
+            )
         rows = []
         for row in cost.rows:
             seconds, bound = self.node_seconds(row)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from fxlab.core.errors import FxlabError, message_text
+from fxlab.core.errors import FxlabError, call_site, message_text
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node, map_aggregate
@@ -49,6 +49,14 @@ _LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 class ShapeError(FxlabError, RuntimeError):
     """A node could not be run on the example inputs."""
 
+    def __init__(self, message: str = "", *, node: Any = None, **facts: Any) -> None:
+        if facts.get("where") is None and not getattr(node, "meta", {}).get("source"):
+            # The line to look at is the user's; the kit's own lines between say nothing to them.
+            ours = __file__.removesuffix("shape_prop.py")
+            frames = [f for f in call_site(32) if not f[0].startswith(ours)]
+            facts["where"] = tuple(frames[:4])
+        super().__init__(message, node=node, **facts)
+
     def rename(self, names: Mapping[str, str]) -> None:
         """Put the user's names of sizes in the place of torch's, in all texts."""
         if not names:
@@ -67,6 +75,29 @@ def need_graph(gm: Any) -> None:
             f"a pass takes a GraphModule and was given a {type(gm).__name__}; "
             "trace it first: gm = fxlab.symbolic_trace(model)"
         )
+
+
+def need_inputs(gm: GraphModule, inputs: Sequence[Any]) -> None:
+    """Raise ShapeError if ``inputs`` are more or fewer than the program takes.
+
+    Raises:
+        TypeError: ``gm`` is no GraphModule.
+    """
+    need_graph(gm)
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    names = [str(node.target) for node in placeholders]
+    given = len(gm.graph.process_inputs(*inputs))
+    several = any(name.startswith("*") for name in names)
+    needed = sum(not (node.args or str(node.target).startswith("*")) for node in placeholders)
+    if needed <= given and (several or given <= len(names)):
+        return
+    words = "input" if needed == len(names) == 1 else "inputs"
+    count = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
+    count = f"at least {needed}" if several else count
+    raise ShapeError(
+        f"the program takes {count} {words}, and {given} {'is' if given == 1 else 'are'} given",
+        expected=f"a value for each of: {', '.join(names) or 'nothing'}",
+    )
 
 
 @contextlib.contextmanager
@@ -191,12 +222,12 @@ def shape_text(value: Any) -> str:
     return type(value).__name__
 
 
-def _without_packed(result: Any) -> Any:
+def without_packed(result: Any) -> Any:
     """`result` with packed sequences as plain tuples: their class computes with its fields."""
     if isinstance(result, PackedSequence):
         return tuple(result)
     if type(result) in (tuple, list):
-        return type(result)(map(_without_packed, result))
+        return type(result)(map(without_packed, result))
     return result
 
 
@@ -247,7 +278,7 @@ class ShapeProp(Interpreter):
             found.append(value)
             return _extract_tensor_metadata(value)
 
-        meta = map_aggregate(_without_packed(result), keep)
+        meta = map_aggregate(without_packed(result), keep)
         if found:
             n.meta["tensor_meta"] = meta
         else:
@@ -279,10 +310,13 @@ def shape_prop(
             to are as before afterwards.
         *inputs: One example input for each placeholder without a default.
         dynamic: Sizes to keep symbolic: for each placeholder's name, dimension -> symbol.
-            The same symbol in two places means the same size.
+            The same symbol in two places means the same size. What the shapes rely on is in the
+            report, ``guards``: conditions on the names (`fxlab.passes.guards`), for sizes of 1 or
+            more. What hangs on data (an index out of range) is in no guard.
 
     Raises:
-        ShapeError: A node does not run on the inputs, or ``dynamic`` names no such dimension.
+        ShapeError: A node does not run on the inputs, these are more than the program takes, or
+            ``dynamic`` names no such dimension.
 
     Example:
         >>> import fxlab
@@ -299,6 +333,7 @@ def shape_prop(
             guards = propagate_symbolic(gm, given, dynamic)
     else:
         guards = []
+        need_inputs(gm, inputs)
         with torch.no_grad(), undisturbed(gm, inputs) as given:
             ShapeProp(gm).propagate(*given)
     known = [n for n in gm.graph.nodes if "tensor_meta" in n.meta]
