@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity
 from torch.utils.flop_counter import FlopCounterMode
@@ -173,6 +174,101 @@ def test_a_refused_input_is_told_once(caplog):
     with pytest.raises(fxlab.passes.ShapeError):
         cost(gm, torch.zeros(2, 5))
     assert "ERROR" not in caplog.text  # torch's fake tensors log their refusals, with the stack
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)
+
+
+FUSED = [
+    (nn.Sequential(nn.LSTM(64, 128, 2, batch_first=True)), (8, 50, 64),
+     2 * 8 * 50 * 4 * 128 * ((64 + 128) + (128 + 128))),
+    (nn.Sequential(nn.LSTM(6, 5, bidirectional=True)), (7, 3, 6), 2 * 2 * 7 * 3 * 4 * 5 * (6 + 5)),
+    (nn.Sequential(nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)), (4, 64, 256), None),
+    (nn.Sequential(nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, norm_first=True)),
+     (2, 9, 32), None),
+    (Attention(), (2, 10, 64), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "shape", "by_hand"), FUSED)
+def test_a_layer_that_is_one_kernel_counts_what_its_steps_do(model, shape, by_hand):
+    """In train mode, or by hand: torch's counter knows the steps, and none of the kernels."""
+    gm, x = fxlab.symbolic_trace(model), torch.randn(shape)
+    result = cost(gm.eval(), x)
+    (row,) = (row for row in result.rows if row.beyond_torch)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        gm(x)
+    assert counter.get_total_flops() == result.flops - sum(row.beyond_torch.values())
+    if by_hand is None:
+        with FlopCounterMode(display=False) as steps, torch.no_grad():
+            gm.train()(x)
+        by_hand = steps.get_total_flops()
+    assert result.flops == row.flops == by_hand > 0
+    (said,) = gm.meta["reports"]["cost"]["beyond_torch"]
+    assert said.startswith(f"{row.name}: {amount(by_hand)} FLOP of ")
+    assert said in str(result)
+    assert Device("chip", 1e9, 1e12, 1e9).predict(result).seconds >= by_hand / 1e9
+
+
+@pytest.mark.parametrize("rnn", [nn.GRU, nn.RNN])
+def test_recurrent_layers_without_a_kernel_count_as_torch_does(rnn):
+    gm, x = traced(nn.Sequential(rnn(6, 5, 2))), torch.randn(7, 3, 6)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        gm(x)
+    assert cost(gm, x).flops == counter.get_total_flops() > 0
+    assert gm.meta["reports"]["cost"]["beyond_torch"] == []
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "flops"),
+    [
+        (torch.matmul, [(3, 4), (4,)], 2 * 3 * 4),
+        (torch.matmul, [(4,), (4,)], 2 * 4),
+        (lambda a, b: F.scaled_dot_product_attention(a, b, b), [(2, 4, 9, 8), (2, 4, 7, 8)],
+         4 * 2 * 4 * 9 * 7 * 8),
+        (F.bilinear, [(3, 4), (3, 5), (6, 4, 5)], 2 * 3 * 6 * 5 * (4 + 1)),
+    ],
+)  # fmt: skip
+def test_products_that_torch_counts_as_nothing(function, shapes, flops):
+    names = "abc"[: len(shapes)]
+    graph = fxlab.Graph()
+    graph.output(graph.call_function(function, tuple(map(graph.placeholder, names))))
+    gm = fxlab.GraphModule(nn.Module(), graph)
+    inputs = [torch.randn(shape) for shape in shapes]
+    assert cost(gm, *inputs).flops == flops
+    assert gm.meta["reports"]["cost"]["beyond_torch"]
+
+
+def test_a_kernel_without_a_formula_is_named():
+    library = torch.library.Library("fxlab_test_cost", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    torch.library.register_fake("fxlab_test_cost::twice", torch.empty_like, lib=library)
+    for function, name in (
+        (torch.ops.fxlab_test_cost.twice.default, "fxlab_test_cost::twice"),
+        (torch.fft.rfft, "_fft_r2c"),
+        (torch.linalg.inv, "linalg_inv_ex"),
+    ):
+        graph = fxlab.Graph()
+        graph.output(graph.call_function(function, (graph.placeholder("x"),)))
+        gm = fxlab.GraphModule(nn.Module(), graph)
+        cost(gm, torch.eye(4))
+        assert any(name in why for why in gm.meta["reports"]["cost"].kept), name
+    relu = fxlab.symbolic_trace(lambda x: torch.relu(x) + 1)
+    cost(relu, torch.eye(4))
+    assert relu.meta["reports"]["cost"].kept == []
+
+
+def test_only_a_cost_is_predicted():
+    gm = traced(MLP())
+    with pytest.raises(TypeError, match=r"was given a .*; .*fxlab\.passes\.cost\(gm"):
+        Device("chip", 1e12, 1e11, 1e9).predict(gm)
 
 
 def test_the_table_reads_as_text_and_as_html():

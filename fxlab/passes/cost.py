@@ -20,12 +20,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import conv_flop_count, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from fxlab.core.graph_module import GraphModule
 from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node
 from fxlab.passes.base import kind, report, undisturbed
+from fxlab.passes.flops import formula_of, uncounted
 from fxlab.passes.scratch import Scratch, has_rule, scratch_of
 from fxlab.passes.shape_prop import ShapeError, need_inputs, quiet_fakes, shape_text
 
@@ -35,7 +36,6 @@ aten = torch.ops.aten
 # These read the rows that the index names, not the whole table.
 _GATHERS = (aten.embedding, aten.index_select, aten.gather, aten.index)
 _PRODUCTS = (aten.mm, aten.bmm)
-_FUSED = (aten._native_multi_head_attention, aten._transformer_encoder_layer_fwd)
 _ALLOCATIONS = (aten.empty, aten.empty_strided, aten.new_empty, aten.empty_like)
 
 
@@ -55,6 +55,8 @@ class NodeCost:
             parameters not counted).
         parameters: Elements of the parameters that it owns or reads.
         caveats: Which of the numbers ("flops", "live_bytes") is only the least there is, and why.
+        beyond_torch: Of ``flops``, those of kernels that torch.utils.flop_counter counts as 0 (an
+            LSTM, the fast path of a transformer's layer), by kernel; see `fxlab.passes.flops`.
     """
 
     name: str
@@ -66,6 +68,7 @@ class NodeCost:
     live_bytes: int = 0
     parameters: int = 0
     caveats: dict[str, str] = field(default_factory=dict)
+    beyond_torch: dict[str, int] = field(default_factory=dict)
 
     @property
     def bytes_moved(self) -> int:
@@ -155,7 +158,16 @@ class Cost:
         return "\n".join([*lines, *self._notes()])
 
     def _notes(self) -> list[str]:
-        return [f"{self.parameters:,} parameters", *(f">= {note}" for note in self._least())]
+        least = [f">= {note}" for note in self._least()]
+        return [f"{self.parameters:,} parameters", *least, *self._beyond_torch()]
+
+    def _beyond_torch(self) -> list[str]:
+        """Say in which nodes, and by which kernels, the FLOP are more than torch's counter's."""
+        return [
+            f"{row.name}: {amount(flops)} FLOP of {kernel}, which torch's counter does not know"
+            for row in self.rows
+            for kernel, flops in row.beyond_torch.items()
+        ]
 
     def _least(self) -> list[str]:
         """Say for each caveat once in which nodes it holds."""
@@ -182,10 +194,12 @@ class Cost:
 def cost(gm: GraphModule, *inputs: Any) -> Cost:
     """Return what one call of ``gm`` costs (``gm`` is left as it is, but for its report).
 
-    FLOPs agree with ``torch.utils.flop_counter``. The program runs on fake tensors; one that asks
-    for data (``item()``, kernels without a shape rule) is run on the inputs themselves instead,
-    and the report says so. Memory is that of a call on a CPU without gradients; where a kernel
-    takes more than can be predicted, the row, the table and the report say that it is a bound.
+    FLOPs agree with ``torch.utils.flop_counter`` but for kernels of which it knows nothing, such
+    as an LSTM: those are counted here, and named in the report (``beyond_torch``). The program
+    runs on fake tensors; one that asks for data (``item()``, kernels without a shape rule) is run
+    on the inputs themselves instead, and the report says so. Memory is that of a call on a CPU
+    without gradients; where a kernel takes more than can be predicted, or has no formula, the row,
+    the table and the report say that the number is a bound.
 
     Args:
         gm: The module, in the mode (train or eval) that is to be costed.
@@ -217,7 +231,8 @@ def cost(gm: GraphModule, *inputs: Any) -> Cost:
     result.parameter_bytes = sum(_nbytes(p) for p in gm.parameters())
     result.input_bytes = sum(_nbytes(t) for t in _tensors_of(inputs))
     kept += [f"at least, {note}" for note in result._least()]
-    facts = {"flops": result.flops, "peak_bytes": result.peak_bytes}
+    facts: dict[str, Any] = {"flops": result.flops, "peak_bytes": result.peak_bytes}
+    facts["beyond_torch"] = result._beyond_torch()
     report(gm, "cost", [], kept, **facts)
     return result
 
@@ -278,7 +293,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", func)
-        whole = packet in flop_registry or has_rule(packet)
+        whole = packet in flop_registry or has_rule(packet) or formula_of(func) is not None
         if not whole and packet is not torch.ops.prim.device:
             with self:
                 parts = func.decompose(*args, **kwargs)
@@ -287,16 +302,16 @@ class _Counter(TorchDispatchMode):
         out = func(*args, **kwargs)
         if packet in flop_registry:
             self.row.flops += flop_registry[packet](*args, **kwargs, out_val=out)
-        elif func.name().startswith("mkldnn::_convolution_pointwise"):
-            # torch's table lacks oneDNN's packed kernels; their weight is the one in its layout.
-            weight = next(t for t in _tensors_of(args) if t.layout != torch.strided)
-            result = list(out.shape)
-            self.row.flops += conv_flop_count(result, list(weight.shape), result)
+        elif (formula := formula_of(func)) is not None:
+            found = formula(args, out)
+            self.row.flops += found
+            mine, name = self.row.beyond_torch, func.name()
+            mine[name] = mine.get(name, 0) + found
+        elif why := uncounted(func):
+            self.row.caveats.setdefault("flops", why)
         scratch = scratch_of(packet, args, out)
         if scratch.caveat:
             self.row.caveats.setdefault("live_bytes", scratch.caveat)
-        if packet in _FUSED:
-            self.row.caveats["flops"] = "one fused kernel, of which torch's table knows nothing"
         self._count(func, packet, _tensors_of((args, kwargs)), _tensors_of(out), scratch)
         return out
 
