@@ -730,3 +730,28 @@ def test_node_hooks_of_torch_fx_are_called():
     other = copy.deepcopy(gm)
     assert copies == [other]
     gm._unregister_deepcopy_hook(copies.append)
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_a_subclass_may_begin_as_a_plain_module_as_torchvisions_does(fx):
+    class Two(fx.GraphModule):
+        def __init__(self, root, first, second):
+            super(fx.GraphModule, self).__init__()
+            for name, child in root.named_children():
+                setattr(self, name, child)
+            self.first, self.second = first, second
+            self.graph = first
+
+        def train(self, mode=True):
+            self.graph = self.first if mode else self.second
+            return super().train(mode)
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    first, second = fx.symbolic_trace(model).graph, fx.symbolic_trace(model).graph
+    relu = second.find_nodes(op="call_module", target="1")[0]
+    relu.replace_all_uses_with(relu.args[0])
+    second.erase_node(relu)
+    both, x = Two(model, first, second), torch.randn(4, 2)
+    for kept in (both, copy.deepcopy(both))[: 2 if fx is fxlab else 1]:  # torch.fx loses the class
+        assert torch.equal(kept.train()(x), model(x))
+        assert torch.equal(kept.eval()(x), model[0](x))

@@ -279,3 +279,59 @@ def test_a_warning_is_given_once_for_a_line_that_asks_twice():
         warnings.simplefilter("always")
         fxlab.symbolic_trace(m)
     assert len(caught) == 1
+
+
+class Dropping(nn.Module):
+    """A leaf that reads the flag, a function that is given it, and a branch on a leaf's result."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = self.drop(x)
+        return F.dropout(x, 0.5, self.training) * F.dropout(x, 0.5, training=self.training).sum()
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_a_tracer_that_runs_what_it_records_gets_no_nodes_of_it_and_can_read_every_argument(fx):
+    """As transformers' HFTracer does: each Proxy carries what its operation gives."""
+
+    class Example(fx.Proxy):
+        value = None
+
+    class Runs(fx.Tracer):
+        def proxy(self, node):
+            return Example(node, self)
+
+        def create_proxy(self, kind, target, args, kwargs, *more, **named):
+            made = super().create_proxy(kind, target, args, kwargs, *more, **named)
+
+            def value(a):
+                return a.value if isinstance(a, Example) else a
+
+            args, kwargs = tuple(map(value, args)), {k: value(v) for k, v in kwargs.items()}
+            if kind == "placeholder":
+                found = torch.ones(4, 3, device="meta")
+            elif kind == "get_attr":
+                found = getattr(self.root, target)
+            elif kind == "call_module":
+                found = self.root.get_submodule(target).forward(*args, **kwargs)
+            elif kind == "call_method":
+                found = getattr(args[0], target)(*args[1:], **kwargs)
+            else:
+                found = target(*args, **kwargs)
+            vars(made)["value"] = found
+            return made
+
+    model = Dropping().eval()
+    graph = Runs().trace(model)
+    calls = [n for n in graph.nodes if n.op.startswith("call")]
+    assert [n.name for n in calls] == ["drop", "dropout", "dropout_1", "sum_1", "mul"]
+    gm, x = fx.GraphModule(model, graph), torch.randn(4, 3)
+    assert torch.equal(gm(x), model(x))
+    if fx is fxlab:
+        torch.manual_seed(0)
+        want = model.train()(x)
+        torch.manual_seed(0)
+        assert torch.equal(gm.train()(x), want), "the flags are read when the module runs"

@@ -105,15 +105,15 @@ class GraphModule(nn.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         """Give each instance a class of its own, since `forward` belongs to a class."""
         base = next(c for c in cls.__mro__ if "_of_one_instance" not in vars(c))
-        name = cls.__name__
-        own = type(name, (base,), {"_of_one_instance": True, "__module__": base.__module__})
-        return super().__new__(own)  # type: ignore[arg-type]
+        names = {"_of_one_instance": True, "__module__": base.__module__}
+        self = super().__new__(type(cls.__name__, (base,), names))  # type: ignore[arg-type]
+        self.__dict__.update({hooks: [] for hooks in _HOOKS}, meta={}, _original=(None, {}))
+        return self
 
     def __init__(self, root: nn.Module | dict[str, Any], graph: Graph,
                  class_name: str = "GraphModule") -> None:  # fmt: skip
         super().__init__()
         type(self).__name__ = type(self).__qualname__ = class_name
-        self.__dict__.update({hooks: [] for hooks in _HOOKS}, meta={}, _original=(None, {}))
         if isinstance(root, nn.Module):
             self.training = root.training
             state.copy_from_module(root, self, graph)

@@ -380,7 +380,7 @@ def _get_training(mod: Module) -> Any:
     ):  # fmt: skip
         return value
     path = tracer._paths().get(mod)
-    if path is None:
+    if path is None or _in_a_hook(tracer):
         return value
     path, frame = f"{path}.training" if path else "training", sys._getframe(1)
     if tracer._notes.get("no flags"):
@@ -391,7 +391,37 @@ def _get_training(mod: Module) -> Any:
     for function, names in tracer._notes.pop("asks_is", {}).items():
         code = patches._hand_over(_with_bools(function, names), function.__code__)
         patches._set(function, "__code__", code)
+    if "create_proxy" not in vars(tracer) and type(tracer).create_proxy is not Tracer.create_proxy:
+        patches._set(tracer, "create_proxy", functools.partial(_with_proxies, tracer.create_proxy))
     return TrainingFlag(value, path)
+
+
+def _in_a_hook(tracer: Tracer) -> bool:
+    """Say whether a tracer's own hook is at work, which may run modules to see what they give."""
+    hooks, frame = _recording(type(tracer)), sys._getframe(2)
+    while frame is not None and frame.f_code not in hooks:
+        frame = frame.f_back
+    return frame is not None
+
+
+@functools.cache
+def _recording(kind: type) -> frozenset[Any]:
+    """Return the code of what records a node, overrides included."""
+    found = (
+        vars(one).get(name) for one in kind.__mro__ for name in ("create_proxy", "create_node")
+    )
+    return frozenset(getattr(hook, "__code__", None) for hook in found)
+
+
+def _with_proxies(record: Any, kind: str, target: Any, args: Any, kwargs: Any, *more: Any,
+                  **named: Any) -> Proxy:  # fmt: skip
+    """Record an operation by a create_proxy of somebody's own: it sees flags as Proxies."""
+
+    def seen(value: Any) -> Any:
+        return record("get_attr", value.path, (), {}) if type(value) is TrainingFlag else value
+
+    args, kwargs = pytree.tree_map(seen, (args, kwargs))
+    return record(kind, target, args, kwargs, *more, **named)
 
 
 def _without_flags(tracer: Tracer, error: Exception) -> bool:
