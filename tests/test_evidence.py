@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -307,3 +308,16 @@ def test_a_wrong_command_line_ends_with_2(words, why, capsys):
 def test_measured_numbers_are_read_as_they_were_written():
     row = Measured("a", "speed-up", Ratio(1.0, 0.9, 1.1), None, why="no GPU", differs=("device",))
     assert Evidence.from_json(Evidence("Figure 8", (row,)).to_json()).rows == (row,)
+
+
+def test_what_the_paper_leaves_open_is_swept_in_the_saved_numbers():
+    swept: dict[str, set[str]] = {}
+    for one in evidence.saved():
+        for row in one.rows:
+            batch = re.search(r"batch (\d+)", row.label)
+            if one.exhibit in ("Figure 7", "Figure 8") and row.of and batch:
+                swept.setdefault(row.of, set()).add(batch[1])
+    named = {row.label for row in (*paper.APPENDIX_C, *paper.APPENDIX_D)}
+    assert swept.keys() <= named
+    for label in ("CPU, one thread", "ResNet50", "LearningToPaint"):
+        assert swept[label] >= {"1", "10", "32"}
