@@ -256,3 +256,39 @@ def test_the_manager_accepts_the_loss_that_the_pass_declares():
 def test_other_dtypes_are_refused():
     with pytest.raises(ValueError, match=r"bfloat16 or torch\.float16"):
         amp(fxlab.symbolic_trace(MLP()), torch.float64)
+
+
+class Masked(nn.Module):
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 24)
+        self.in_place = in_place
+
+    def forward(self, x):
+        q, k, v = self.q(x).chunk(3, -1)
+        scores = q @ k.transpose(-1, -2)
+        mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
+        fill = scores.masked_fill_ if self.in_place else scores.masked_fill
+        return fill(mask, -1e9).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_number_beyond_float16_keeps_its_operation_in_float32(given):
+    model, x = Masked(False).eval(), torch.randn(2, 4, 8)
+    gm = amp(fxlab.symbolic_trace(model), torch.float16, x if given else None)
+    kept = gm.meta["reports"]["amp"].kept
+    assert "masked_fill kept in float32: -1e+09 is beyond torch.float16" in kept
+    with torch.no_grad():
+        assert torch.allclose(gm(x), model(x), atol=1e-2)
+    low = amp(fxlab.symbolic_trace(model), torch.bfloat16)
+    assert not any("masked_fill" in sentence for sentence in low.meta["reports"]["amp"].kept)
+
+
+def test_a_number_written_into_float16_is_told_with_its_node():
+    model, x = Masked(True).eval(), torch.randn(2, 4, 8)
+    gm = amp(fxlab.symbolic_trace(model), torch.float16)
+    assert any("masked_fill_ writes -1e+09" in text for text in gm.meta["reports"]["amp"].kept)
+    with pytest.raises(fxlab.passes.ShapeError, match="masked_fill_ ran before") as caught:
+        amp(fxlab.symbolic_trace(model), torch.float16, x)
+    assert "65504" in str(caught.value)
+    assert "bfloat16" in str(caught.value)

@@ -6,6 +6,7 @@ import copy
 import io
 import operator
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -505,3 +506,31 @@ def test_resnet18_by_winograd_keeps_its_numbers_copies_and_is_measured():
     gm = shape_prop(copy_sharing_tensors(fxlab.symbolic_trace(fold(model))), x)
     timed = [group for group in _groups(gm, []) if "Winograd" in group.measure(1)]
     assert len(timed) == 7  # the images of layers 3 and 4 have too few tiles
+
+
+def test_train_mode_is_told_in_its_own_report_and_eval_asked_for():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn, self.drop = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()
+
+        def forward(self, x):
+            return F.dropout(self.drop(self.bn(self.conv(x))), training=self.training)
+
+    x = torch.randn(1, 3, 8, 8)
+    kept = optimize(Net().train(), x, repeats=1).meta["reports"]["optimize_for_inference"].kept
+    assert kept[0] == "bn, drop, dropout kept, in train mode: call eval() on the model first"
+    kept = optimize(Net().eval(), x, repeats=1).meta["reports"]["optimize_for_inference"].kept
+    assert "eval()" not in " ".join(kept)
+
+
+@pytest.mark.parametrize("layers", [[nn.Linear(64, 64), nn.ReLU()], [nn.LSTM(4, 4)]])
+def test_where_nothing_was_folded_or_packed_nothing_was_fastest(layers):
+    x = torch.randn(32, 64) if isinstance(layers[0], nn.Linear) else torch.randn(2, 4, 4)
+    report = optimize(nn.Sequential(*layers).eval(), x, repeats=1).meta["reports"][
+        "optimize_for_inference"
+    ]
+    assert report.kept == ["there is no convolution to pack"]
+    assert [key for key in report if "seconds" in key] == ["seconds as given"]
+    shown = re.search(r"seconds as given: (\S+)", str(report))
+    assert shown and len(shown[1].split("e")[0].replace(".", "").strip("0")) <= 4

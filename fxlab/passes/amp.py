@@ -13,6 +13,7 @@ widest. Everything else follows its inputs.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from fxlab.core.graph_module import GraphModule
+from fxlab.core.interpreter import Interpreter
 from fxlab.core.node import Node, map_arg
 from fxlab.passes.alias import Memory
 from fxlab.passes.base import (
@@ -33,7 +35,7 @@ from fxlab.passes.base import (
     report,
     undisturbed,
 )
-from fxlab.passes.shape_prop import need_graph, shape_prop
+from fxlab.passes.shape_prop import ShapeError, need_graph, shape_prop
 
 __all__ = ["amp", "column"]
 
@@ -90,6 +92,13 @@ CASTS = {
     "byte": torch.uint8, "char": torch.int8,
 }  # fmt: skip
 
+# These bring numbers and the elements of a tensor together.
+WITH_NUMBERS = frozenset(
+    "add sub rsub mul div truediv masked_fill where clamp clamp_min clamp_max clip pad threshold "
+    "full_like new_full nan_to_num add_ sub_ mul_ div_ masked_fill_ fill_ clamp_ iadd isub imul "
+    "itruediv".split()
+)
+
 # Of tensors without dimensions these make one again.
 OF_SCALARS = frozenset(
     "add sub mul div truediv neg pow abs exp log sqrt rsqrt reciprocal sigmoid tanh relu softplus "
@@ -114,6 +123,7 @@ def amp(gm: GraphModule, dtype: torch.dtype = torch.bfloat16, inputs: Any = None
 
     Raises:
         ValueError: ``dtype`` is not a floating-point type of 16 bits.
+        ShapeError: A node does not run on ``inputs``, before or after.
 
     Example:
         >>> import fxlab
@@ -138,7 +148,8 @@ def amp(gm: GraphModule, dtype: torch.dtype = torch.bfloat16, inputs: Any = None
         from fxlab.passes.manager import compare, run_wide
 
         with torch.no_grad(), undisturbed(gm, examples) as given:
-            difference = compare(run_wide(reference, examples)[0], gm(*given), str(dtype))
+            found = _Run(gm, dtype).run(*given)
+            difference = compare(run_wide(reference, examples)[0], found, str(dtype))
         facts |= {"max_rel": difference.max_rel, "sqnr_db": difference.sqnr_db}
     report(gm, "amp", rewrite.changed, rewrite.kept, **facts)
     return gm
@@ -171,6 +182,25 @@ def _name(node: Node) -> str:
     if node.op == "call_method":
         return node.target
     return getattr(node.target, "__name__", str(node.target))
+
+
+class _Run(Interpreter):
+    """Run a rewritten program, and name the node that does not."""
+
+    def __init__(self, gm: GraphModule, dtype: torch.dtype) -> None:
+        super().__init__(gm)
+        self.dtype = dtype
+
+    def run_node(self, n: Node) -> Any:
+        try:
+            return super().run_node(n)
+        except Exception as error:
+            raise ShapeError(
+                f"{n.name} ran before, and does not in mixed precision: {error}",
+                node=n,
+                hint=f"a number that {self.dtype} cannot hold is at most "
+                f"{torch.finfo(self.dtype).max:g}; torch.bfloat16 reaches as far as float32",
+            ) from error
 
 
 class _Rewrite:
@@ -218,9 +248,19 @@ class _Rewrite:
 
     def _column(self, node: Node) -> str:
         what = column(node, self.gm)
+        if what == "follow" and self._beyond(node) is not None and not _writes_first(node):
+            return "keep"
         if node.op != "call_module" or what != "lower":
             return what
         return "lower" if self._cannot_precast(node.target) is None else "keep"
+
+    def _beyond(self, node: Node) -> float | None:
+        """Return a number among the arguments that the low precision would make infinite."""
+        if node.op not in ("call_function", "call_method") or _name(node) not in WITH_NUMBERS:
+            return None
+        most, numbers = torch.finfo(self.dtype).max, [*node.args, *node.kwargs.values()]
+        beyond = (v for v in numbers if isinstance(v, (int, float)) and most < abs(v) < math.inf)
+        return next(beyond, None)
 
     def _cannot_precast(self, path: str) -> str | None:
         if called_as_a_whole(path, self.calls):
@@ -253,6 +293,8 @@ class _Rewrite:
             low = False
             if what == "keep" and inputs:
                 reason = self._cannot_precast(node.target) if node.op == "call_module" else None
+                if (number := self._beyond(node)) is not None:
+                    reason = f"{number:g} is beyond {self.dtype}"
                 self.kept.append(f"{node.name} kept in float32: {reason or self._kind(node)}")
         elif _takes_one(node) and self._is_several(node.all_input_nodes[0]):
             low = self.is_low[node.all_input_nodes[0]]
@@ -265,6 +307,9 @@ class _Rewrite:
             self._give(node, low=False)  # who reads several at once is given no casts between
             low = False
         elif _writes_first(node):
+            number = self._beyond(node)
+            if number is not None and self.is_low.get(node.all_input_nodes[0]):
+                self.kept.append(f"{node.name} writes {number:g}, which is beyond {self.dtype}")
             low = self.is_low.get(node.all_input_nodes[0])
         else:  # a tensor of no dimensions gives way to the dtype of one that has some
             counting = [i for i in inputs if not self._is_scalar(i)] or inputs

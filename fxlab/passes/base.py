@@ -127,7 +127,11 @@ class Report(dict):
 
     def __str__(self) -> str:
         head = f"{self['name']}: {len(self.changed)} changed, {len(self.kept)} left alone"
-        facts = [f"{k}: {v}" for k, v in self.items() if k not in ("name", "changed", "kept") and v]
+        facts = [
+            f"{k}: {f'{v:.4g}' if isinstance(v, float) else v}"
+            for k, v in self.items()
+            if k not in ("name", "changed", "kept") and v
+        ]
         kept = [f"left alone: {sentence}" for sentence in self.kept]
         return "\n  ".join([head, *facts, *self.changed, *kept])
 

@@ -30,7 +30,7 @@ from fxlab.passes.alias import Memory
 from fxlab.passes.base import as_pass, copy_sharing_tensors, is_read, report, undisturbed
 from fxlab.passes.convolutions import KERNELS, PackedConv2d, WinogradConv2d
 from fxlab.passes.effects import AliasClasses, mutated_inputs
-from fxlab.passes.fuse import fuse_conv_bn, has_hooks
+from fxlab.passes.fuse import NORMS, fuse_conv_bn, has_hooks
 from fxlab.passes.roofline import fastest
 from fxlab.passes.shape_prop import TensorMetadata, need_graph, shape_prop, shape_text
 from fxlab.surroundings import tidy
@@ -71,10 +71,8 @@ def remove_dropout(gm: GraphModule) -> GraphModule:
             if type(module) not in _DROPOUTS or has_hooks(module):
                 kept.append(f"{node.name} kept: it has hooks, or is no dropout of torch's own")
                 continue
-        elif node.op == "call_function" and node.target in (F.dropout, torch.dropout):
-            position = 2
-            given = node.args[position] if len(node.args) > position else True
-            off = node.kwargs.get("training", node.kwargs.get("train", given)) is False
+        elif node.op == "call_function" and (told := _told_training(node)) is not None:
+            off = told is False
         else:
             continue
         if not off:
@@ -117,6 +115,10 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
     traced = gm if isinstance(gm, GraphModule) else symbolic_trace(gm)
     changed, kept = [], []
     result = _folded(traced, inputs)
+    reports = result.meta["reports"]
+    same = not (reports["fuse_conv_bn"].changed or reports["remove_dropout"].changed)
+    if training := _training(result):
+        kept.append(f"{', '.join(training)} kept, in train mode: call eval() on the model first")
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = _whole({"as given": traced, "folded": result}, inputs, repeats)
         # In place, so that a folded weight is gone when its packed form is there.
@@ -126,11 +128,15 @@ def optimize_for_inference(gm: nn.Module, inputs: Any, *, repeats: int = 5) -> G
         result.graph.lint()
         after = _whole({"as given": traced, "packed": result}, inputs, repeats)
     whole = {**before, **after, "as given": min(before["as given"], after["as given"])}
-    best = min(whole, key=lambda name: whole[name])
-    if best != "packed":
+    if changed and min(whole, key=lambda name: whole[name]) != "packed":
         # As given: the same numbers as folded for more work; a difference here is noise.
-        kept.append("the whole program was fastest folded, so no group is packed")
+        way = "as given" if same else "folded"
+        kept.append(f"the whole program was fastest {way}, so no group is packed")
         changed, result = [], _folded(traced, inputs)
+    elif not changed:
+        whole.pop("packed")  # the same program once more
+    if same:
+        whole.pop("folded")
     facts = {f"seconds {name}": value for name, value in whole.items()}
     report(result, "optimize_for_inference", changed, kept, **facts)
     return result
@@ -142,6 +148,27 @@ def _folded(traced: GraphModule, inputs: Any) -> GraphModule:
     fuse_conv_bn(folded)
     remove_dropout(folded)
     return shape_prop(folded, *inputs)
+
+
+def _training(gm: GraphModule) -> list[str]:
+    """Name the batch norms and dropouts that are in train mode."""
+    names = []
+    for node in gm.graph.nodes:
+        module = gm.get_submodule(node.target) if node.op == "call_module" else None
+        is_on = isinstance(module, (*_DROPOUTS, *NORMS)) and module.training
+        if node.op == "call_function" and (told := _told_training(node)) is not None:
+            is_on = told is True or (isinstance(told, Node) and gm.training)
+        if is_on:
+            names.append(node.name)
+    return names
+
+
+def _told_training(node: Node) -> bool | Node | None:
+    """Return what a function's dropout is told of the mode (True by default); None for others."""
+    if node.target not in (F.dropout, torch.dropout):
+        return None
+    given = node.args[2] if len(node.args) > 2 else True
+    return node.kwargs.get("training", node.kwargs.get("train", given))  # type: ignore[return-value]
 
 
 def _whole(programs: dict[str, GraphModule], inputs: Any, repeats: int) -> dict[str, float]:
