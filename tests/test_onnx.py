@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -403,6 +404,135 @@ def test_what_would_fix_a_dynamic_size_is_left_to_pytorch_instead() -> None:
     lowered = lower(gm, [torch.ones(3, 2)], dynamic_batch=True, threads=1)
     x = torch.randn(5, 2)
     torch.testing.assert_close(lowered(x), (x[:1] + 1) * 2)
+
+
+def test_a_size_that_follows_the_batch_only_within_limits_is_left_to_pytorch() -> None:
+    programs: list[Callable[..., Any]] = [
+        lambda x: x[:4].mean(0) + x[:4].sum(0) / x[:4].size(0),
+        lambda x: x[:4].reshape(x[:4].size(0), -1) * 2,
+        lambda x: x[4:] * 2,
+        lambda x: x.sum() * ((x.size(0) - 4) // 2),
+        lambda x: x * (x.size(0) > 10),
+        lambda x: (x * 2).squeeze() + 1,
+        lambda x: (x * 2).squeeze(0) + 1,
+        lambda x: x.split(2)[0] * 2,
+        lambda x: x.mean(0),
+    ]
+    for example in (1, 2, 8):
+        for program in programs:
+            gm = fxlab.symbolic_trace(program)
+            lowered = lower(gm, [torch.randn(example, 2)], threads=1, dynamic_batch=True)
+            for batch in (1, 2, 3, 12):
+                x = torch.randn(batch, 2)
+                torch.testing.assert_close(lowered(x), program(x))
+    nothing = torch.zeros(0, 2)
+    assert lowered(nothing).isnan().all()
+
+
+def test_sizes_that_depend_on_values_stay_in_pytorch() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.nonzero(x) + 1
+        return x[x > 0] * 1 + 2, y * 2, x.masked_select(x > 0).sum() * 3
+
+    gm = fxlab.symbolic_trace(program)
+    for backend in (name for name, missing in available_backends().items() if missing is None):
+        lowered = lower(gm, [torch.tensor([1.0, -1.0])], backend, threads=1)
+        for x in (torch.tensor([1.0, 2.0]), torch.tensor([0.0, -1.0])):
+            torch.testing.assert_close(lowered(x), program(x))
+
+
+class _CountsInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("c", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.c += 1
+        return x + 0
+
+
+def count_up(x: torch.Tensor) -> None:
+    x.data.add_(1)
+
+
+class _Changes(nn.Module):
+    """Reads in four ways what it changes in four ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = _CountsInside()
+        self.register_buffer("count", torch.zeros(2))
+        self.norm = nn.BatchNorm1d(2)
+        self.table = nn.Embedding(3, 2, max_norm=0.1)
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.leaf(x) * self.leaf.c
+        count_up(self.count)
+        F.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True)
+        rows = self.table(i)
+        return (
+            y,
+            x * self.count,
+            x * self.norm.running_mean,
+            self.norm(x),
+            rows,
+            self.table.weight + 1,
+        )
+
+
+def test_state_that_the_program_writes_to_is_not_baked_into_an_engine() -> None:
+    class Leaves(fxlab.Tracer):
+        def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
+            return isinstance(m, _CountsInside) or super().is_leaf_module(m, qualified_name)
+
+    model = _Changes().eval()
+    with torch.no_grad():
+        model.table.weight.fill_(1.0)
+    with fxlab.wrapped(count_up):
+        gm = fxlab.GraphModule(model, Leaves().trace(model))
+    x, i = torch.arange(4.0).reshape(2, 2), torch.tensor([0, 1])
+    for backend in (name for name, missing in available_backends().items() if missing is None):
+        reference = copy.deepcopy(model)
+        with torch.no_grad():
+            lowered = copy.deepcopy(lower(gm, [x, i], backend, threads=1))
+            reasons = lowered.meta["reports"]["lower"]["reasons"]
+            assert {"mul", "mul_1", "mul_2", "norm", "add"} <= set(reasons)
+            assert "may write to" in reasons["mul"]
+            for _ in range(3):
+                torch.testing.assert_close(lowered(x, i), reference(x, i))
+
+
+def test_positions_outside_are_errors_in_onnxruntime_as_they_are_in_pytorch() -> None:
+    pytest.importorskip("onnxruntime")
+    table, inside = torch.randn(5, 2), torch.tensor([0, 1])
+
+    def write(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[i] = 9.0
+        return y
+
+    programs: list[Callable[..., Any]] = [
+        lambda x, i: F.embedding(i, x),
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: x.gather(0, i[:, None]),
+        lambda x, i: x.scatter(0, i[:, None], 1.0),
+        lambda x, i: x.index_add(0, i, x[:2]),
+        lambda x, i: x[i],
+        lambda x, i: x[i, i],
+        lambda x, i: F.cross_entropy(x[:2], i),
+        write,
+    ]
+    for program in programs:
+        lowered = lower(fxlab.symbolic_trace(program), [table, inside], threads=1, strict=True)
+        for places in ([-1, 0], [-2, 1], [7, 1], [-7, 1]):
+            i = torch.tensor(places)
+            try:
+                expected = program(table, i)
+            except (IndexError, RuntimeError):
+                with pytest.raises(Exception, match=r"ONNXRuntimeError|out of bounds"):
+                    lowered(table, i)
+            else:
+                torch.testing.assert_close(lowered(table, i), expected)
 
 
 def test_explain_lists_nodes_with_their_source_lines() -> None:

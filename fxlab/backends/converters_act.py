@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fxlab.backends.converters_reduce import linear
-from fxlab.backends.converters_shape import axis_of, reshape_to
+from fxlab.backends.converters_shape import axis_of, reshape_to, within
 from fxlab.backends.onnx import Builder, OnnxValue, SymbolicInt, Unsupported, converter
 
 __all__: list[str] = []
@@ -203,7 +203,7 @@ def embedding(ctx: Builder, input: Any, weight: Any, *args: Any, **kwargs: Any) 
         input, weight = weight, input  # torch.embedding takes them the other way round
     if (args[1:2] and args[1] is not None) or kwargs.get("max_norm") is not None:
         raise Unsupported("embedding with max_norm writes to its weight")
-    return ctx.op("Gather", weight, input, axis=0)
+    return ctx.op("Gather", weight, within(ctx, input, weight.shape[0]), axis=0)
 
 
 @converter(F.scaled_dot_product_attention)
@@ -234,7 +234,26 @@ def attention(
         scores = ctx.op("Where", attn_mask, scores, ctx.const(-math.inf, kind))
     elif attn_mask is not None:
         scores = ctx.op("Add", scores, attn_mask)
-    return ctx.op("MatMul", ctx.op("Softmax", scores, axis=-1), value)
+    return ctx.op("MatMul", _attention_weights(ctx, scores, kind, attn_mask), value)
+
+
+def _attention_weights(ctx: Builder, scores: Any, kind: torch.dtype, *masks: Any) -> Any:
+    """Softmax of each row; 0 in one of which everything is masked."""
+    if not any(map(_may_hide_a_row, masks)):
+        return ctx.op("Softmax", scores, axis=-1)
+    zero = ctx.const(0.0, kind)
+    top = ctx.op("ReduceMax", scores, ctx.const([-1], I64), keepdims=1)
+    # OpenVINO's largest of minus infinities is the smallest number there is.
+    hidden = ctx.op("LessOrEqual", top, ctx.const(torch.finfo(kind).min, kind))
+    weights = ctx.op("Softmax", ctx.op("Where", hidden, zero, scores), axis=-1)
+    return ctx.op("Where", hidden, zero, weights)
+
+
+def _may_hide_a_row(mask: Any) -> bool:
+    if isinstance(mask, torch.Tensor):
+        shown = mask if mask.dtype is torch.bool else mask > -math.inf
+        return not bool(shown.any(-1).all())
+    return mask is not None
 
 
 @converter(F.multi_head_attention_forward)
@@ -299,7 +318,9 @@ def multi_head_attention(
             scores = ctx.op("Where", mask, ctx.const(-math.inf, query.dtype), scores)
         elif mask is not None:
             scores = ctx.op("Add", scores, mask)
-    weights_out = ctx.op("Softmax", scores, axis=-1)
+    # Without weights, PyTorch takes the function above.
+    hides = any(mask is not None for mask in (attn_mask, key_padding_mask)) and not need_weights
+    weights_out = _attention_weights(ctx, scores, query.dtype, query if hides else None)
     mixed = ctx.op("Transpose", ctx.op("MatMul", weights_out, v), perm=[2, 0, 1, 3])
     joined = reshape_to(ctx, mixed, [query.shape[0], query.shape[1], width])
     joined.fake = query.fake

@@ -64,9 +64,18 @@ composed("nansum")(lambda input, *args, **kwargs: input.nan_to_num(0, math.inf, 
 
 @composed("atan2", "arctan2")
 def atan2(input: Any, other: Any) -> Any:
-    turn = torch.where(input < 0, -math.pi, math.pi)
-    angle = torch.atan(input / other) + torch.where(other < 0, turn, 0.0)
-    return torch.where((input == 0) & (other >= 0), input * 0.0, angle)
+    turn = torch.where(_is_negative(input), -math.pi, math.pi)
+    back = torch.where(_is_negative(other), turn, 0.0)
+    endless = (input.abs() == math.inf) & (other.abs() == math.inf)
+    a, b = (torch.where(endless, x.sign(), x) for x in (input, other))
+    b = torch.where((a == 0) & (b == 0), 1.0, b)
+    at_zero = torch.where(_is_negative(other), turn, input)
+    return torch.where(input == 0, at_zero, a.div(b).atan() + back)
+
+
+def _is_negative(x: Any) -> Any:
+    """Negative numbers, and the zero that has a sign."""
+    return (x < 0) | ((x == 0) & (1 / x < 0))
 
 
 @composed("copysign")
@@ -74,7 +83,7 @@ def copysign(input: Any, other: Any) -> Any:
     size = input.abs() if input.is_floating_point() else input.abs().float()
     if isinstance(other, (int, float)):
         return -size if math.copysign(1, other) < 0 else size
-    return torch.where(other < 0, -size, size)
+    return torch.where(_is_negative(other), -size, size)
 
 
 @composed("fmax")
@@ -107,7 +116,8 @@ def xlogy(input: Any, other: Any) -> Any:
 @composed("logaddexp2")
 def logaddexp2(input: Any, other: Any) -> Any:
     top = torch.maximum(input, other)
-    return top + torch.log2(torch.exp2(input - top) + torch.exp2(other - top))
+    y = top + torch.log2(torch.exp2(input - top) + torch.exp2(other - top))
+    return torch.where(top.abs() == math.inf, top, y)
 
 
 @composed("isclose")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fxlab.backends.converters_math import choose
-from fxlab.backends.converters_shape import axis_of, reshape_to, slice_axes
+from fxlab.backends.converters_shape import axis_of, reshape_to, slice_axes, within
 from fxlab.backends.onnx import Builder, OnnxValue, SymbolicInt, Unsupported, converter
 from fxlab.backends.writes import setitem_
 
@@ -118,7 +118,10 @@ def _points(ctx: Builder, x: Any, items: Sequence[Any]) -> tuple[OnnxValue, list
     columns = []
     for axis, item in enumerate(first):
         place = torch.as_tensor(item) if isinstance(item, int) else item.long()
-        place = ctx.op("Expand", place % x.shape[axis], ctx.const(shape, I64))
+        if ctx.backend == "openvino" or not isinstance(place, OnnxValue):
+            place = place % x.shape[axis]
+        place = within(ctx, place, x.shape[axis], negative=True)
+        place = ctx.op("Expand", place, ctx.const(shape, I64))
         columns.append(ctx.op("Unsqueeze", place, ctx.const([-1], I64)))
     return ctx.op("Concat", *columns, axis=-1), shape
 

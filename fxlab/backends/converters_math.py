@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fxlab.backends.onnx import Builder, OnnxValue, SymbolicInt, Unsupported, converter
+from fxlab.backends.onnx import DTYPES, Builder, OnnxValue, SymbolicInt, Unsupported, converter
 
 __all__ = ["choose", "elementwise", "register"]
 
@@ -148,22 +148,29 @@ def _composed(names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 _composed("rsqrt")(lambda ctx, x, c: ctx.op("Reciprocal", ctx.op("Sqrt", x)))
 _composed("exp2")(lambda ctx, x, c: ctx.op("Exp", ctx.op("Mul", x, c(math.log(2)))))
-_composed("expm1")(
-    # 2 sinh(x/2) exp(x/2): exp(x) - 1 would lose all digits near zero
-    lambda ctx, x, c: ctx.op(
-        "Mul",
-        ctx.op("Mul", c(2.0), ctx.op("Sinh", ctx.op("Mul", x, c(0.5)))),
-        ctx.op("Exp", ctx.op("Mul", x, c(0.5))),
-    )
-)
+
+
+@_composed("expm1")
+def expm1(ctx: Builder, x: Any, c: Callable[[float], Any]) -> Any:
+    half = ctx.op("Mul", x, c(0.5))
+    near = ctx.op("Mul", ctx.op("Mul", c(2.0), ctx.op("Sinh", half)), ctx.op("Exp", half))
+    far = ctx.op("Sub", ctx.op("Exp", x), c(1.0))  # it would lose all digits near zero
+    return ctx.op("Where", ctx.op("Less", ctx.op("Abs", x), c(1.0)), near, far)
+
+
 _composed("log2")(lambda ctx, x, c: ctx.op("Mul", ctx.op("Log", x), c(1 / math.log(2))))
 _composed("log10")(lambda ctx, x, c: ctx.op("Mul", ctx.op("Log", x), c(1 / math.log(10))))
-_composed("log1p")(
-    # 2 atanh(x / (x + 2)) keeps the digits near zero
-    lambda ctx, x, c: ctx.op(
-        "Mul", c(2.0), ctx.op("Atanh", ctx.op("Div", x, ctx.op("Add", x, c(2.0))))
-    )
-)
+
+
+@_composed("log1p")
+def log1p(ctx: Builder, x: Any, c: Callable[[float], Any]) -> Any:
+    small = ctx.op("Less", ctx.op("Abs", x), c(0.5))
+    x_or_0 = ctx.op("Where", small, x, c(0.0))
+    ratio = ctx.op("Div", x_or_0, ctx.op("Add", x_or_0, c(2.0)))
+    near = ctx.op("Mul", c(2.0), ctx.op("Atanh", ratio))  # keeps the digits near zero
+    return ctx.op("Where", small, near, ctx.op("Log", ctx.op("Add", x, c(1.0))))
+
+
 _composed("erfc")(lambda ctx, x, c: ctx.op("Sub", c(1.0), ctx.op("Erf", x)))
 _composed("deg2rad")(lambda ctx, x, c: ctx.op("Mul", x, c(math.pi / 180)))
 _composed("rad2deg")(lambda ctx, x, c: ctx.op("Mul", x, c(180 / math.pi)))
@@ -187,14 +194,18 @@ def isnan(ctx: Builder, input: Any) -> Any:
     return ctx.op("IsNaN", input)
 
 
+def _as_float(ctx: Builder, x: Any) -> Any:
+    return x if x.dtype is torch.float64 else ctx.cast(x, torch.float32)
+
+
 @converter("isinf", torch.isinf)
 def isinf(ctx: Builder, input: Any) -> Any:
-    return ctx.op("IsInf", ctx.cast(input, torch.float32))
+    return ctx.op("IsInf", _as_float(ctx, input))
 
 
 @converter("isfinite", torch.isfinite)
 def isfinite(ctx: Builder, input: Any) -> Any:
-    x = ctx.cast(input, torch.float32)
+    x = _as_float(ctx, input)
     return ctx.op("Not", ctx.op("Or", ctx.op("IsNaN", x), ctx.op("IsInf", x)))
 
 
@@ -207,11 +218,12 @@ def nan_to_num(
     neginf: float | None = None,
 ) -> Any:
     limits = torch.finfo(input.dtype)
-    x = ctx.op("Where", ctx.op("IsNaN", input), ctx.const(nan or 0.0, input.dtype), input)
+    x = ctx.op("Where", ctx.op("IsNaN", input), ctx.const(float(nan or 0), input.dtype), input)
     high = ctx.const(limits.max if posinf is None else posinf, input.dtype)
     low = ctx.const(limits.min if neginf is None else neginf, input.dtype)
-    x = ctx.op("Where", ctx.op("IsInf", x, detect_negative=0), high, x)
-    return ctx.op("Where", ctx.op("IsInf", x, detect_positive=0), low, x)
+    whole = _as_float(ctx, input)
+    x = ctx.op("Where", ctx.op("IsInf", whole, detect_negative=0), high, x)
+    return ctx.op("Where", ctx.op("IsInf", whole, detect_positive=0), low, x)
 
 
 # Two operands.
@@ -257,35 +269,72 @@ def div(ctx: Builder, input: Any, other: Any, *, rounding_mode: str | None = Non
     if rounding_mode == "floor":
         return floor_divide(ctx, input, other)
     kind = _common(input, other)
-    quotient = elementwise(ctx, "Div", input, other, dtype=kind)
     if not kind.is_floating_point:
-        return quotient
+        return ctx.op("Div", *_whole(ctx, input, other, kind))
+    quotient = elementwise(ctx, "Div", input, other, dtype=kind)
     sign = ctx.op("Sign", quotient)
     return ctx.op("Mul", sign, ctx.op("Floor", ctx.op("Abs", quotient)))
 
 
 @converter("floor_divide", torch.floor_divide, operator.floordiv)
 def floor_divide(ctx: Builder, input: Any, other: Any) -> Any:
+    """As PyTorch: from the exact remainder, for a quotient that rounds up is one too many."""
     kind = _common(input, other)
+    if not kind.is_floating_point:
+        a, b = _whole(ctx, input, other, kind)
+        off = ctx.op(
+            "Cast", _other_sign(ctx, ctx.op("Mod", a, b, fmod=1), b, kind), to=DTYPES[kind]
+        )
+        return ctx.op("Sub", ctx.op("Div", a, b), off)
     a, b = ctx.cast(input, kind), ctx.cast(other, kind)
-    if kind.is_floating_point:
-        return ctx.op("Floor", ctx.op("Div", a, b))
-    return ctx.op("Div", ctx.op("Sub", a, ctx.op("Mod", a, b)), b)
+    zero, one = ctx.const(0.0, kind), ctx.const(1.0, kind)
+    rest, plain = _fmod(ctx, a, b, kind), ctx.op("Div", a, b)
+    y = ctx.op("Div", ctx.op("Sub", a, rest), b)
+    y = ctx.op("Where", _other_sign(ctx, rest, b, kind), ctx.op("Sub", y, one), y)
+    low = ctx.op("Floor", y)
+    up = ctx.op("Greater", ctx.op("Sub", y, low), ctx.const(0.5, kind))
+    low = ctx.op("Where", up, ctx.op("Add", low, one), low)
+    low = ctx.op("Where", ctx.op("Equal", y, zero), ctx.op("Mul", plain, zero), low)
+    return ctx.op("Where", ctx.op("Equal", b, zero), plain, low)
+
+
+def _other_sign(ctx: Builder, rest: Any, b: Any, kind: torch.dtype) -> Any:
+    """Where a remainder that has the dividend's sign is not 0 and has another than the divisor."""
+    zero = ctx.const(0, kind)
+    signs = ctx.op("Xor", ctx.op("Less", rest, zero), ctx.op("Less", b, zero))
+    return ctx.op("And", signs, ctx.op("Not", ctx.op("Equal", rest, zero)))
+
+
+def _fmod(ctx: Builder, a: Any, b: Any, kind: torch.dtype) -> Any:
+    if ctx.backend == "openvino":
+        raise Unsupported("openvino computes remainders of floats from a rounded quotient")
+    return ctx.op("Mod", a, b, fmod=1)
+
+
+def _whole(ctx: Builder, input: Any, other: Any, kind: torch.dtype) -> tuple[Any, Any]:
+    """Dividend and divisor, whole numbers, of which the divisor is known not to be 0."""
+    fixed = isinstance(other, (int, torch.Tensor))
+    if isinstance(other, SymbolicInt) or (fixed and torch.as_tensor(other).all()):
+        return ctx.cast(input, kind), ctx.cast(other, kind)
+    raise Unsupported("division of whole numbers: only PyTorch raises when one is 0")
 
 
 @converter("remainder", torch.remainder, operator.mod)
 def remainder(ctx: Builder, input: Any, other: Any) -> Any:
     kind = _common(input, other)
-    a, b = ctx.cast(input, kind), ctx.cast(other, kind)
     if not kind.is_floating_point:
-        return ctx.op("Mod", a, b)
-    return ctx.op("Sub", a, ctx.op("Mul", ctx.op("Floor", ctx.op("Div", a, b)), b))
+        return ctx.op("Mod", *_whole(ctx, input, other, kind))
+    a, b = ctx.cast(input, kind), ctx.cast(other, kind)
+    rest = _fmod(ctx, a, b, kind)
+    return ctx.op("Where", _other_sign(ctx, rest, b, kind), ctx.op("Add", rest, b), rest)
 
 
 @converter("fmod", torch.fmod)
 def fmod(ctx: Builder, input: Any, other: Any) -> Any:
     kind = _common(input, other)
-    return ctx.op("Mod", ctx.cast(input, kind), ctx.cast(other, kind), fmod=1)
+    if not kind.is_floating_point:
+        return ctx.op("Mod", *_whole(ctx, input, other, kind), fmod=1)
+    return _fmod(ctx, ctx.cast(input, kind), ctx.cast(other, kind), kind)
 
 
 @converter("pow", torch.pow, operator.pow, "float_power", torch.float_power)
@@ -294,6 +343,13 @@ def pow(ctx: Builder, input: Any, exponent: Any) -> Any:
     if isinstance(exponent, (int, float)) and exponent == 2:
         x = ctx.cast(input, kind)
         return ctx.op("Mul", x, x)
+    if not kind.is_floating_point:  # ONNX's runtimes go through floats
+        if not isinstance(exponent, int) or not 0 < exponent <= 16:
+            raise Unsupported("a power of whole numbers, but for small fixed exponents")
+        x = y = ctx.cast(input, kind)
+        for _ in range(exponent - 1):
+            y = ctx.op("Mul", y, x)
+        return y
     if isinstance(exponent, float) and exponent == 0.5:
         return ctx.op("Sqrt", ctx.cast(input, kind))
     return elementwise(ctx, "Pow", input, exponent, dtype=kind)
@@ -425,11 +481,18 @@ def lerp(ctx: Builder, input: Any, end: Any, weight: Any) -> Any:
 
 @converter("hypot", torch.hypot)
 def hypot(ctx: Builder, input: Any, other: Any) -> Any:
-    return ctx.op("Sqrt", ctx.op("Add", ctx.op("Mul", input, input), ctx.op("Mul", other, other)))
+    sizes = [ctx.op("Abs", x) for x in (input, other)]
+    top, low, one = ctx.op("Max", *sizes), ctx.op("Min", *sizes), ctx.const(1.0, ctx.out.dtype)
+    normal = ctx.op("And", ctx.op("Greater", top, ctx.const(0.0, ctx.out.dtype)),
+                    ctx.op("Less", top, ctx.const(math.inf, ctx.out.dtype)))  # fmt: skip
+    ratio = ctx.op("Div", low, ctx.op("Where", normal, top, one))
+    return ctx.op("Mul", top, ctx.op("Sqrt", ctx.op("Add", ctx.op("Mul", ratio, ratio), one)))
 
 
 @converter("logaddexp", torch.logaddexp)
 def logaddexp(ctx: Builder, input: Any, other: Any) -> Any:
     top = ctx.op("Max", input, other)
     parts = [ctx.op("Exp", ctx.op("Sub", x, top)) for x in (input, other)]
-    return ctx.op("Add", top, ctx.op("Log", ctx.op("Add", *parts)))
+    y = ctx.op("Add", top, ctx.op("Log", ctx.op("Add", *parts)))
+    endless = ctx.op("Equal", ctx.op("Abs", top), ctx.const(math.inf, ctx.out.dtype))
+    return ctx.op("Where", endless, top, y)

@@ -41,6 +41,13 @@ def _reduce(ctx: Builder, op: str, x: Any, dim: Any, keepdim: bool) -> OnnxValue
         if 0 in sizes:
             raise Unsupported(f"{op} of no numbers")
     given = None if axes is None else ctx.const(axes, I64)
+    if op == "ReduceMean" and x.fake is not None and x.other is not None:
+        count: Any = 1  # divided by: of no numbers it is not a number
+        for axis in range(x.dim()) if axes is None else axes:
+            count = count * x.shape[axis]
+        if not isinstance(count, int):
+            total = ctx.op("ReduceSum", x, given, keepdims=int(keepdim))
+            return ctx.op("Div", total, ctx.cast(count, ctx.out.dtype))
     return ctx.op(op, x, given, keepdims=int(keepdim))
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fxlab.backends.onnx import Builder, OnnxValue, SymbolicInt, Unsupported, converter
 
-__all__ = ["axis_of", "reshape_to", "slice_axes"]
+__all__ = ["axis_of", "reshape_to", "slice_axes", "within"]
 
 I64 = torch.int64
 END = 2**63 - 1
@@ -43,6 +43,8 @@ def axis_of(dim: int, rank: int) -> int:
 
 def reshape_to(ctx: Builder, x: Any, sizes: Sequence[Any]) -> OnnxValue:
     """Reshape to sizes, of which one may be -1 and some may depend on the batch."""
+    if not sizes:  # a Reshape of a product to no dimensions ends OpenVINO's process
+        return ctx.op("Squeeze", x, None)
     empty = any(size == 0 for size in sizes if isinstance(size, int))
     return ctx.op("Reshape", x, ctx.ints(sizes), allowzero=1 if empty else None)
 
@@ -286,15 +288,37 @@ def slice_axes(ctx: Builder, x: Any, cuts: Sequence[tuple[int, Any, Any, int]]) 
 # Gather and scatter.
 
 
+def within(ctx: Builder, index: Any, size: Any, negative: bool = False) -> Any:
+    """Positions along an axis of that size, moved past its end where PyTorch raises.
+
+    There onnxruntime raises, too, and OpenVINO, which looks at no position, reads something.
+
+    Args:
+        ctx: the builder.
+        index: whole numbers.
+        size: of the axis.
+        negative: whether PyTorch counts negative ones from the end.
+    """
+    if ctx.backend == "openvino" or not isinstance(index, OnnxValue):
+        return index
+    kind = index.dtype
+    end, zero = ctx.cast(size, kind), ctx.const(0, kind)
+    if negative:
+        index = ctx.op("Where", ctx.op("Less", index, zero), ctx.op("Add", index, end), index)
+    return ctx.op("Where", ctx.op("Less", index, zero), end, index)
+
+
 @converter("index_select", torch.index_select)
 def index_select(ctx: Builder, input: Any, dim: int, index: Any) -> Any:
-    return ctx.op("Gather", input, index, axis=axis_of(dim, input.dim()))
+    axis = axis_of(dim, input.dim())
+    return ctx.op("Gather", input, within(ctx, index, input.shape[axis]), axis=axis)
 
 
 @converter("gather", torch.gather)
 def gather(ctx: Builder, input: Any, dim: int, index: Any, **_: Any) -> Any:
     axis = axis_of(dim, input.dim())
-    return ctx.op("GatherElements", _trimmed(ctx, input, index, axis), index, axis=axis)
+    places = within(ctx, index, input.shape[axis])
+    return ctx.op("GatherElements", _trimmed(ctx, input, index, axis), places, axis=axis)
 
 
 def _trimmed(ctx: Builder, x: Any, index: Any, axis: int) -> Any:
@@ -345,10 +369,10 @@ def scatter(
     else:
         cuts = [(d, 0, size, 1) for d, size in enumerate(index.shape) if size != source.shape[d]]
         source = slice_axes(ctx, source, cuts) if cuts else source
+    axis = axis_of(dim, input.dim())
+    places = within(ctx, index, input.shape[axis])
     mode = _REDUCTIONS[reduce]
-    return ctx.op(
-        "ScatterElements", input, index, source, axis=axis_of(dim, input.dim()), reduction=mode
-    )
+    return ctx.op("ScatterElements", input, places, source, axis=axis, reduction=mode)
 
 
 @converter("scatter_add", torch.scatter_add)
@@ -381,7 +405,8 @@ def _along(
     sizes[axis] = index.numel()
     shape = [1] * x.dim()
     shape[axis] = -1
-    wide = ctx.op("Expand", reshape_to(ctx, index, shape), ctx.ints(sizes))
+    places = within(ctx, index, x.shape[axis])
+    wide = ctx.op("Expand", reshape_to(ctx, places, shape), ctx.ints(sizes))
     source = ctx.op("Expand", ctx.cast(source, x.dtype), ctx.ints(sizes))
     return ctx.op("ScatterElements", x, wide, source, axis=axis, reduction=reduction)
 

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlab.backends.onnx import Emitter, EngineError, OnnxValue, check_model
+from fxlab.backends.onnx import Emitter, EngineError
 from fxlab.backends.runtimes import (
     EngineOptions,
-    LoweredModule,
-    Port,
+    beyond_float32,
     check_backend,
-    needs_64_bits,
 )
+from fxlab.backends.sizes import VARIES, follows_sometimes
+from fxlab.backends.trial import Trial, engine_module
 from fxlab.backends.writes import is_tensor, name_writes
 from fxlab.core.errors import LoweringError, cell_name
 from fxlab.core.graph import Graph
@@ -40,7 +40,7 @@ from fxlab.passes.shape_prop import ShapeProp
 
 __all__ = ["Explanation", "explain", "lower", "with_shapes"]
 
-_OTHER, _WIDE = "other_tensor_meta", "needs_64_bits"
+_OTHER, _THIRD, _WIDE = "other_tensor_meta", "third_tensor_meta", "beyond_float32"
 # What a backend computes in another type without a word, or has no kernels for.
 _REFUSED_DTYPES = {
     "onnxruntime": {torch.bfloat16, torch.complex64, torch.complex128},
@@ -79,9 +79,27 @@ def with_shapes(gm: GraphModule, inputs: Sequence[Any], dynamic_batch: bool = Fa
         _run(copy, [_with_more(value) for value in inputs])
         for node in copy.graph.nodes:
             node.meta[_OTHER] = node.meta.pop("tensor_meta", None)
+        third = _has_third(copy, inputs)
     _run(copy, inputs)
+    if dynamic_batch:
+        for node in copy.graph.nodes:
+            metas = [node.meta.get("tensor_meta"), node.meta[_OTHER]]
+            metas += [node.meta.pop(_THIRD, None)] if third else []
+            if follows_sometimes(metas):
+                node.meta[VARIES] = "its size follows the batch only within limits"
     name_writes(copy)
     return copy
+
+
+def _has_third(gm: GraphModule, inputs: Sequence[Any]) -> bool:
+    """Note the shapes for another size of the batch, where the program takes it."""
+    try:
+        _run(gm, [_with_another(value) for value in inputs])
+    except Exception:  # whatever a program says of a batch it was not written for
+        return False
+    for node in gm.graph.nodes:
+        node.meta[_THIRD] = node.meta.pop("tensor_meta", None)
+    return True
 
 
 def _with_more(value: Any) -> Any:
@@ -91,19 +109,26 @@ def _with_more(value: Any) -> Any:
     return value
 
 
+def _with_another(value: Any) -> Any:
+    """The same input with one entry in its first dimension; with two if it had one."""
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        return value[:1] if len(value) > 1 else torch.cat([value, value])
+    return value
+
+
 def _run(gm: GraphModule, inputs: Sequence[Any]) -> None:
     with torch.no_grad(), torch.random.fork_rng(devices=[]), undisturbed(gm, inputs) as given:
         _Shapes(gm).propagate(*given)
 
 
 class _Shapes(ShapeProp):
-    """Note also where whole numbers need more than 32 bits."""
+    """Note also where whole numbers are beyond what float32 holds."""
 
     def run_node(self, n: Node) -> Any:
         """Run one node and keep what is known of its result."""
         result = super().run_node(n)
         n.meta[_WIDE] = any(
-            isinstance(leaf, torch.Tensor) and needs_64_bits(leaf)
+            isinstance(leaf, torch.Tensor) and beyond_float32(leaf)
             for leaf in pytree.tree_leaves(result)
         )
         return result
@@ -125,6 +150,7 @@ class _Refusals:
         if self.writes or unknown:
             self._find_last_uses(nodes)
             self._keep_writes_and_views(unknown)
+        self._keep_state_that_changes(nodes, unknown)
 
     def _keep_writes_and_views(self, unknown: Sequence[Node]) -> None:
         """Leave a write that somebody sees to PyTorch, and every view that it shows through.
@@ -150,6 +176,43 @@ class _Refusals:
                 if views and node not in lowered and effect(node, self.gm) is None:
                     self.kept[node] = f"may be a view of what {write.name} may write to"
 
+    def _keep_state_that_changes(self, nodes: Sequence[Node], unknown: Sequence[Node]) -> None:
+        """Leave to PyTorch what reads a tensor of the model that the program may write to.
+
+        An engine would go on with the value that the tensor had when it was built.
+        """
+        changed: dict[int, Node] = {}
+        written = [(node, value) for node, values in self.writes.items() for value in values]
+        written += [(node, value) for node in unknown for value in node.all_input_nodes]
+        for node in nodes:
+            why = effect(node, self.gm) if node.op.startswith("call_") else None
+            if why is None or "random" in why:
+                continue
+            if node.op == "call_module":
+                changed.update(dict.fromkeys(map(_memory, _state(self.modules[node.target])), node))
+            elif "max_norm" in why:
+                written += [(node, value) for value in node.all_input_nodes]
+        if written and not self.members:
+            self._find_last_uses(nodes)
+        for node, value in written:
+            for member in self.members[self.classes.find(value)]:
+                if member.op == "get_attr":
+                    changed[_memory(_attribute(self.gm, member))] = node
+        named = {_memory(tensor) for tensor in _state(self.gm)}
+        for node in nodes:
+            if node.op == "get_attr":
+                tensors, readers = [_attribute(self.gm, node)], list(node.users)
+                if unknown and _memory(tensors[0]) not in named:  # a global, within reach of all
+                    changed.setdefault(_memory(tensors[0]), unknown[0])
+            elif node.op == "call_module" and changed:
+                tensors, readers = _state(self.modules[node.target]), [node]
+            else:
+                continue
+            writer = next((w for t in tensors if (w := changed.get(_memory(t))) is not None), None)
+            if writer is not None:
+                why = f"reads state that {writer.name} may write to"
+                self.kept.update((r, why) for r in readers if r not in self.kept and r != writer)
+
     def _find_last_uses(self, nodes: Sequence[Node]) -> None:
         """Per class of aliases: positions of its values, the latest use of each value so far."""
         self.classes = AliasClasses(self.gm)
@@ -165,14 +228,22 @@ class _Refusals:
             self.last_use[root] = (positions, latest, outside)
 
     def __call__(self, node: Node) -> str | None:
-        if node.op == "get_attr":
-            return None
         if node in self.kept:
             return self.kept[node]
+        if node.op == "get_attr":
+            return None
+        if VARIES in node.meta:
+            return str(node.meta[VARIES])
         if node.op == "call_function" and node.target in REGION_BORDERS:
             return "a border of a region (no_grad, autocast, ...)"
         if self.support is not None:
-            why = self.support.reason(self.modules, node)
+            try:
+                why = self.support.reason(self.modules, node)
+            except Exception as error:
+                raise LoweringError(
+                    f"support= raised {type(error).__name__} ({error}), asked about {node.name}",
+                    node=node,
+                ) from error
             if why is not None:
                 return why
         for value in (node, *node.all_input_nodes):
@@ -185,7 +256,7 @@ class _Refusals:
                 if self.backend == "openvino" and dtype is not None and 0 in leaf.shape:
                     return f"{value.name} has no elements, on which openvino may end the process"
             if self.backend == "openvino" and value.meta.get(_WIDE):
-                return f"{value.name} has numbers beyond 32 bits, in which openvino computes"
+                return f"{value.name} has numbers beyond 24 bits, which openvino rounds"
         if node in self.writes or _is_tensors_sort(node) or _draws_nothing(node):
             return None
         return effect(node, self.gm)
@@ -203,6 +274,20 @@ class _Refusals:
         positions, latest, _ = self.last_use[self.classes.find(value)]
         earlier = bisect.bisect_left(positions, self.position[node])
         return bool(earlier) and latest[earlier - 1] > self.position[node]
+
+
+def _state(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _attribute(gm: GraphModule, node: Node) -> Any:
+    return Interpreter(gm).fetch_attr(str(node.target))
+
+
+def _memory(value: Any) -> int:
+    """What tensors that share memory have in common."""
+    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if plain else id(value)
 
 
 def _is_tensors_sort(node: Node) -> bool:
@@ -304,7 +389,7 @@ def _analyse(
     refusals = _Refusals(gm, backend, support)
     words = refused or {}
     refusals.kept.update((n, words[n.name]) for n in gm.graph.nodes if n.name in words)
-    emitter = Emitter(gm, tolerant=True, refuse=refusals)
+    emitter = Emitter(gm, backend=backend, tolerant=True, refuse=refusals)
     emitter.emit()
     return emitter
 
@@ -352,8 +437,8 @@ def lower(
     Returns:
         A GraphModule. ``meta["reports"]["lower"]`` has the parts, the nodes left and why, and the
         seconds that building took; an engine's ONNX model is ``gm.device_0.onnx_model``. Engines
-        are run once on the example inputs: what one refuses, or returns in another shape or dtype
-        than eager, is left to PyTorch like the rest.
+        are run once on the example inputs: what one refuses, or returns with another shape, dtype
+        or value than eager, is left to PyTorch like the rest.
 
     Raises:
         LoweringError: runtime or precision missing; train mode; with `strict`, the first node that
@@ -391,7 +476,9 @@ def lower(
         _place_python_values(shaped, partitions, analysis.python_values)
         lowered = partitioner.fuse_partitions(partitions, "device_", report_as="lower")
         parts = {name: getattr(lowered, name) for name in lowered.meta["partition_names"]}
-        more = _build_engines(lowered, options, names) or _try(lowered, parts, inputs, names)
+        more = _build_engines(lowered, options, names) or _try(
+            lowered, parts, inputs, names, dynamic_batch
+        )
         if not more:
             break
         refused.update(more)
@@ -414,7 +501,7 @@ def _build_engines(lowered: GraphModule, options: EngineOptions, names: set[str]
         part = getattr(lowered, name)
         start = time.perf_counter()
         try:
-            setattr(lowered, name, _engine_module(part, options))
+            setattr(lowered, name, engine_module(part, options))
         except EngineError as error:
             refused |= _guilty(part, error.message, names)
         seconds[name] = time.perf_counter() - start
@@ -444,45 +531,29 @@ def _kind(node: Node, gm: GraphModule) -> tuple[Any, ...]:
     return target, *(str(getattr(meta, "dtype", "")) for meta in metas)
 
 
-class _Trial(Interpreter):
-    """Run a lowered program once: what an engine refuses only then runs in PyTorch instead."""
-
-    def __init__(self, lowered: GraphModule, parts: Mapping[str, GraphModule]) -> None:
-        super().__init__(lowered)
-        self.parts = parts
-        self.errors: dict[str, str] = {}
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a module, or the part of an engine that fails."""
-        if target not in self.parts:
-            return super().call_module(target, args, kwargs)
-        module = self.fetch_attr(target)
-        try:
-            result = super().call_module(target, args, kwargs)
-            for port, value in zip(module.outputs, pytree.tree_leaves(result), strict=True):
-                fits = all(a in (None, b) for a, b in zip(port.shape, value.shape, strict=True))
-                if value.dtype != port.dtype or not fits:
-                    raise EngineError(
-                        f"'{port.name}' is {value.dtype} {list(value.shape)}, "
-                        f"in PyTorch {port.dtype} {list(port.shape)}"
-                    )
-            return result
-        except Exception as error:
-            words = getattr(error, "message", None) or str(error)
-            self.errors[target] = f"{module.options.backend} fails: {words}"
-            return self.parts[target](*args, **kwargs)
-
-
 def _try(
     lowered: GraphModule,
     parts: Mapping[str, GraphModule],
     inputs: Sequence[Any],
     names: set[str],
+    dynamic_batch: bool,
 ) -> dict[str, str]:
-    """Run engines once on the example inputs; return which of `names` they fail on, and why."""
-    trial = _Trial(lowered, parts)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), undisturbed(lowered, inputs) as given:
-        trial.run(*given)
+    """Run engines on the example inputs; return which of `names` they fail on, and why."""
+    trial = Trial(lowered, parts)
+    examples = [inputs]
+    if dynamic_batch:
+        examples += [[make(value) for value in inputs] for make in (_with_more, _with_another)]
+    for example in examples:
+        try:
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices=[]),
+                undisturbed(lowered, example) as given,
+            ):
+                trial.run(*given)
+        except Exception:  # it need not take a batch of one
+            if example is inputs:
+                raise
     refused: dict[str, str] = {}
     for target, why in trial.errors.items():
         refused |= _guilty(parts[target], why, names)
@@ -531,23 +602,3 @@ def _place_python_values(
         if node in needed and not node.users:
             owner[node].remove_node(node)  # type: ignore[union-attr]
             gm.graph.erase_node(node)
-
-
-def _engine_module(part: GraphModule, options: EngineOptions) -> LoweredModule:
-    emitter = Emitter(part)
-    emitter.emit()
-    model, spec = emitter.model()
-    check_model(model)
-    inputs, outputs = ([_port(v) for v in values] for values in (emitter.inputs, emitter.outputs))
-    lowered = LoweredModule(model, inputs, outputs, spec, options)
-    del model, emitter  # two copies of the weights, while the engine makes its own
-    _ = lowered.engine  # built now, so that what an engine refuses is said now
-    return lowered
-
-
-def _port(value: OnnxValue) -> Port:
-    shape: tuple[int | None, ...] = tuple(value.fake.shape)
-    if value.other is not None:
-        pairs = zip(shape, value.other.shape, strict=True)
-        shape = tuple(a if a == b else None for a, b in pairs)
-    return Port(value.name, value.dtype, shape)

@@ -27,7 +27,9 @@ from onnx import TensorProto, helper
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from fxlab.backends.exact import refuse_inexact
 from fxlab.backends.registry import Unsupported, converter, find_converter, functional_form
+from fxlab.backends.sizes import BY_VALUES, VARIES, depend_on_values
 from fxlab.backends.values import External, OnnxValue, SymbolicInt
 from fxlab.core.errors import LoweringError
 from fxlab.core.graph_module import GraphModule
@@ -80,21 +82,22 @@ _SIZE_METHODS = {
 }
 
 
-_SMALL = {torch.uint8, torch.int8, torch.int16}
-_MAY_OVERFLOW = set(
-    "Abs Add CumSum Div MatMul Mod Mul Neg Pow ReduceProd ReduceSum Resize Sub".split()
-)
+_COMPARISONS = {getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 
 class Builder:
     """The ONNX graph under construction: what a converter appends to.
+
+    Args:
+        backend: the runtime it is for, None for any.
 
     Attributes:
         out: fake tensor(s) that the call being converted returns: its shape and dtype.
         nodes: the ONNX nodes so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str | None = None) -> None:
+        self.backend = backend
         self.nodes: list[onnx.NodeProto] = []
         self.out: Any = None
         self._other_out: Any = None
@@ -121,13 +124,11 @@ class Builder:
             One OnnxValue, or a tuple of them when ``outputs`` is above 1.
 
         Raises:
-            Unsupported: small whole numbers that may overflow: only PyTorch wraps them around.
+            Unsupported: small whole numbers that may overflow: only PyTorch wraps them around; what
+                the backend does not compute exactly.
         """
         values = [None if v is None else self.value(v) for v in inputs]
-        if kind in _MAY_OVERFLOW:
-            for value in values:
-                if value is not None and value.fake is not None and value.dtype in _SMALL:
-                    raise Unsupported(f"{value.dtype} that overflows wraps around only in PyTorch")
+        refuse_inexact(self.backend, kind, values, attributes)
         names = ["" if value is None else value.name for value in values]
         while names and not names[-1]:
             names.pop()
@@ -289,7 +290,9 @@ class Builder:
         leaves = pytree.tree_leaves((args, kwargs))
         for leaf in leaves:
             if isinstance(leaf, External):
-                raise Unsupported(f"reads {leaf.name}, which is no tensor but made by PyTorch")
+                raise Unsupported(
+                    f"reads {leaf.name} from PyTorch, no tensor or one of sizes not known yet"
+                )
         if not any(isinstance(leaf, (OnnxValue, SymbolicInt)) for leaf in leaves):
             with torch.no_grad():
                 if op == "call_method":
@@ -300,6 +303,8 @@ class Builder:
         if not any(isinstance(leaf, OnnxValue) for leaf in leaves) and getattr(
             target, "__module__", ""
         ) in ("_operator", "math"):
+            if target in _COMPARISONS:  # true for the examples says nothing of other sizes
+                raise Unsupported("a comparison of a size that depends on the batch")
             return target(*args, **kwargs)
         if op != "call_module" and target in _SIZE_METHODS and isinstance(args[0], OnnxValue):
             return getattr(args[0], _SIZE_METHODS[target])(*args[1:], **kwargs)
@@ -374,6 +379,7 @@ class Emitter(Interpreter):
 
     Args:
         gm: the program; placeholders carry ``meta["tensor_meta"]`` (see `shape_prop`).
+        backend: the runtime that is to read the ONNX, None for any.
         tolerant: record what cannot be lowered in `reasons` and go on; otherwise raise.
         refuse: called with each node first; a text it returns is the reason not to lower it.
     """
@@ -382,18 +388,20 @@ class Emitter(Interpreter):
         self,
         gm: GraphModule,
         *,
+        backend: str | None = None,
         tolerant: bool = False,
         refuse: Callable[[Node], str | None] = lambda node: None,
     ) -> None:
         super().__init__(gm)
         self.program = gm
-        self.ctx = Builder()
+        self.ctx = Builder(backend)
         self.tolerant = tolerant
         self.refuse = refuse
         self.reasons: dict[str, str] = {}
         self.python_values: set[str] = set()
         self.inputs: list[OnnxValue] = []
         self.outputs: list[OnnxValue] = []
+        self.absent: list[int] = []
         self.result: Any = None
 
     def emit(self) -> Any:
@@ -411,6 +419,8 @@ class Emitter(Interpreter):
         fake = self.ctx.fake(node.meta.get("tensor_meta"))
         other = self.ctx.fake(node.meta.get("other_tensor_meta"))
         name = str(node.target).lstrip("*") if node.op == "placeholder" else node.name
+        if VARIES in node.meta:
+            return External(name)
         return self._as_input(name, fake, other)
 
     def _as_input(self, name: str, fake: Any, other: Any) -> Any:
@@ -452,6 +462,8 @@ class Emitter(Interpreter):
             return _in_form(result, n.meta.get("type"))
         except Unsupported as reason:
             text = str(reason)
+        except LoweringError:
+            raise
         except Exception as error:
             text = f"its conversion failed: {type(error).__name__}: {error}"
         if not self.tolerant:
@@ -461,6 +473,8 @@ class Emitter(Interpreter):
                 hint="leave it to PyTorch (strict=False), or register a converter for it",
             )
         self.reasons[n.name] = text
+        if depend_on_values(n, self):
+            n.meta[VARIES] = BY_VALUES
         return self._outside(n)
 
     def _check(self, result: Any, node: Node) -> None:
@@ -473,11 +487,14 @@ class Emitter(Interpreter):
                 raise Unsupported(f"{value.dtype} does not exist in ONNX")
 
     def model(self, name: str = "fxlab") -> tuple[onnx.ModelProto, Any]:
-        """Return the finished model and the pytree spec of its outputs."""
+        """Return the finished model and the pytree spec of its outputs, None among them."""
         ctx = self.ctx
         leaves, spec = pytree.tree_flatten(self.result)
+        self.absent = [place for place, leaf in enumerate(leaves) if leaf is None]
         outputs, used = [], {value.name for value in self.inputs}
         for leaf in leaves:
+            if leaf is None:
+                continue
             if not isinstance(leaf, (OnnxValue, torch.Tensor)):
                 raise LoweringError(
                     f"the output has a {type(leaf).__name__}; a lowered part returns tensors only"

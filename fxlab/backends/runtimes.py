@@ -8,6 +8,7 @@ where the part stood: tensors in, tensors out, the memory of PyTorch handed to t
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import io
 import json
@@ -33,8 +34,8 @@ __all__ = [
     "EngineOptions",
     "LoweredModule",
     "available_backends",
+    "beyond_float32",
     "check_backend",
-    "needs_64_bits",
 ]
 
 BACKENDS = ("onnxruntime", "openvino", "tensorrt")
@@ -74,6 +75,10 @@ def _missing(backend: str) -> str | None:
     package = "openvino" if backend == "openvino" else "onnxruntime"
     if importlib.util.find_spec(package) is None:
         return f"the package {package} is not installed: pip install 'fxlab[lower]'"
+    try:
+        importlib.import_module(package)
+    except Exception as error:  # a broken installation may raise anything
+        return f"importing {package} fails: {type(error).__name__}: {error}"
     if backend == "tensorrt":
         if not torch.cuda.is_available():
             return "TensorRT needs an NVIDIA GPU and a CUDA build of torch; none is here"
@@ -105,6 +110,13 @@ def check_backend(options: EngineOptions) -> None:
             f"{options.backend} cannot compute in {options.precision} here: {why}",
             hint="use precision='f32'",
         )
+    if options.cache_dir is not None:
+        try:
+            Path(options.cache_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LoweringError(
+                f"cache_dir cannot be used: {error}", hint="give a folder that can be written to"
+            ) from error
 
 
 def _no_precision(options: EngineOptions) -> str | None:
@@ -129,7 +141,7 @@ class _OnnxRuntimeEngine:
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = options.threads
         settings.inter_op_num_threads = 1
-        settings.log_severity_level = 3
+        settings.log_severity_level = 4  # what fails is raised, too
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers: list[Any] = ["CPUExecutionProvider"]
         if options.backend == "tensorrt":
@@ -194,6 +206,18 @@ def _bind_type(dtype: torch.dtype) -> Any:
     return onnx.TensorProto.BFLOAT16 if kind is None else kind.type
 
 
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file that other processes see either not at all or whole."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 class _OpenVinoEngine:
     """A compiled model of OpenVINO; one request per thread, its tensors lie in torch's memory."""
 
@@ -223,20 +247,31 @@ class _OpenVinoEngine:
     def _cached(
         self, core: Any, model: bytes, path: str | None, settings: dict[str, Any], folder: Path
     ) -> Any:
-        """Import the engine from `folder`, or build and store it; other versions are not read."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Import the engine from `folder`, or build and store it.
+
+        One of another version or with other settings, one that is damaged or half written and one
+        that OpenVINO cannot read is built anew.
+        """
         key = hashlib.sha256(model + repr(sorted(settings.items())).encode()).hexdigest()
         blob, note = folder / f"{key}.blob", folder / f"{key}.json"
         header = {"openvino": self.version, "settings": settings}
-        if blob.exists() and note.exists() and json.loads(note.read_text("utf-8")) == header:
-            self.from_cache = True
-            return core.import_model(blob.read_bytes(), "CPU")
+        try:
+            stored = blob.read_bytes()
+            checksum = hashlib.sha256(stored).hexdigest()
+            if json.loads(note.read_text("utf-8")) == header | {"sha256": checksum}:
+                compiled = core.import_model(stored, "CPU", settings)
+                self.from_cache = True
+                return compiled
+        except (OSError, ValueError, RuntimeError):
+            pass
         source = core.read_model(path) if path is not None else core.read_model(model)
         compiled = core.compile_model(source, "CPU", settings)
         stream = io.BytesIO()
         compiled.export_model(stream)
-        blob.write_bytes(stream.getvalue())
-        note.write_text(json.dumps(header), "utf-8")
+        made = stream.getvalue()
+        checksum = hashlib.sha256(made).hexdigest()
+        _write_whole(blob, made)
+        _write_whole(note, json.dumps(header | {"sha256": checksum}).encode())
         return compiled
 
     def describe(
@@ -326,14 +361,30 @@ class Port:
         return torch.Size(sizes) if len(sizes) == len(self.shape) else None
 
 
-def needs_64_bits(tensor: torch.Tensor) -> bool:
-    """Say whether a `tensor` of whole numbers holds one that 32 bits do not."""
-    if tensor.dtype is not torch.int64 or tensor.layout is not torch.strided:
+WHOLE = (torch.int32, torch.int64)
+
+
+def beyond_float32(tensor: torch.Tensor) -> bool:
+    """Say whether a `tensor` of whole numbers holds one that float32 may round."""
+    if tensor.dtype not in WHOLE or tensor.layout is not torch.strided:
         return False
     if not tensor.numel() or tensor.is_meta:
         return False
     low, high = torch.aminmax(tensor)
-    return int(low) < -(2**31) or int(high) >= 2**31
+    return int(low) < -(2**24) or int(high) > 2**24
+
+
+def _digest(model: onnx.ModelProto) -> str:
+    """A hash of all that a model too large to be serialized consists of."""
+    digest = hashlib.sha256()
+    graph = model.graph
+    for part in (*model.opset_import, *graph.node, *graph.input, *graph.output):
+        text = part.SerializeToString(deterministic=True)
+        digest.update(b"%d " % len(text) + text)
+    for tensor in graph.initializer:
+        digest.update(repr((tensor.name, tensor.data_type, list(tensor.dims))).encode())
+        digest.update(tensor.raw_data)
+    return digest.hexdigest()
 
 
 class LoweredModule(torch.nn.Module):
@@ -348,6 +399,7 @@ class LoweredModule(torch.nn.Module):
         outputs: ports, in the order of the flattened result.
         out_spec: how the result is put together from the outputs.
         options: how to build the engine.
+        absent: places of None among the leaves of the result.
     """
 
     def __init__(
@@ -357,11 +409,13 @@ class LoweredModule(torch.nn.Module):
         outputs: Sequence[Port],
         out_spec: Any,
         options: EngineOptions,
+        absent: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.options = options
         self.out_spec = out_spec
+        self._absent = tuple(absent)
         self._single = out_spec.is_leaf()
         weights = sum(len(t.raw_data) for t in model.graph.initializer)
         self._folder: Any = None
@@ -371,13 +425,12 @@ class LoweredModule(torch.nn.Module):
             self.content = hashlib.sha256(self._model).hexdigest()
         else:
             self._model = model  # no message of this size can be serialized: built through a file
-            digest = hashlib.sha256()
-            for tensor in model.graph.initializer:
-                digest.update(tensor.raw_data)
-            self.content = digest.hexdigest()
+            self.content = _digest(model)
         self._check = tuple((port.name, port.dtype, port.fixed_shape) for port in self.inputs)
         self._is_openvino = options.backend == "openvino"
         self.training = False
+        codes = any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+        self.rounds = codes or options.precision != "f32"
         self._engine: Any = None
 
     def extra_repr(self) -> str:
@@ -454,11 +507,18 @@ class LoweredModule(torch.nn.Module):
                         hint="run it under torch.no_grad() or torch.inference_mode()",
                     )
                 tensor = tensor.detach()
-            if self._is_openvino and (shape is None or dtype is torch.int64):
+            if self._is_openvino and (shape is None or dtype in WHOLE):
                 self._refuse_what_openvino_cannot(name, tensor)
+            if tensor.is_neg():  # its memory holds the numbers with the other sign
+                tensor = tensor.resolve_neg()
             tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         results = engine(tensors)
-        return results[0] if self._single else pytree.tree_unflatten(results, self.out_spec)
+        return results[0] if self._single else self._put_together(results)
+
+    def _put_together(self, results: list[Any]) -> Any:
+        for place in self._absent:
+            results.insert(place, None)
+        return pytree.tree_unflatten(results, self.out_spec)
 
     def _only_shapes(self, args: tuple[Any, ...]) -> Any:
         """What `forward` returns for tensors without data: the shapes that the engine gives."""
@@ -467,7 +527,7 @@ class LoweredModule(torch.nn.Module):
             args[0].new_empty([batch if n is None else n for n in port.shape], dtype=port.dtype)
             for port in self.outputs
         ]
-        return pytree.tree_unflatten(results, self.out_spec)
+        return self._put_together(results)
 
     def _refuse(self, name: str, tensor: torch.Tensor) -> None:
         port = next(port for port in self.inputs if port.name == name)
@@ -478,17 +538,19 @@ class LoweredModule(torch.nn.Module):
         )
 
     def _refuse_what_openvino_cannot(self, name: str, tensor: torch.Tensor) -> None:
-        if tensor.numel() == 0 or needs_64_bits(tensor):
-            what = "numbers beyond 32 bits" if tensor.numel() else "no elements"
+        if tensor.numel() == 0 or beyond_float32(tensor):
+            what = "numbers beyond 24 bits" if tensor.numel() else "no elements"
             raise LoweringError(
-                f"input {name} has {what}, which openvino does not compute with",
-                hint="lower with another backend",
+                f"input {name} has {what}, with which openvino does not compute exactly",
+                hint="run the program that was lowered, or lower with another backend",
             )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_engine"] = None
-        state["out_spec"] = pytree.tree_unflatten(range(len(self.outputs)), self.out_spec)
+        state["out_spec"] = pytree.tree_unflatten(
+            range(len(self.outputs) + len(self._absent)), self.out_spec
+        )
         if not isinstance(self._model, bytes):
             raise LoweringError("a part with more than 2 GB of weights cannot be pickled")
         state["options"] = asdict(self.options)

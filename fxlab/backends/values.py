@@ -40,6 +40,9 @@ class SymbolicInt:
         pairs = zip(*((theirs, self.sizes) if swap else (self.sizes, theirs)), strict=True)
         first, second = (function(a, b) for a, b in pairs)
         names = [self.ctx.size_name(v) for v in ((other, self) if swap else (self, other))]
+        if op == "Div":  # ONNX's rounds towards zero
+            (rest,) = self.ctx.raw("Mod", names)
+            names[:1] = self.ctx.raw("Sub", [names[0], rest])
         (name,) = self.ctx.raw(op, names)
         return SymbolicInt(self.ctx, name, (first, second))
 
