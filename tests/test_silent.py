@@ -873,3 +873,77 @@ def test_what_is_computed_from_parameters_themselves_is_a_warning():
     m.weight = nn.Parameter(torch.ones(3))
     m.held = [m.weight]
     assert warnings_of(m)[1] == []
+
+
+# -- closures and default values -------------------------------------------------------------------
+
+
+def counts_calls():
+    count = 0
+
+    def program(x):
+        nonlocal count
+        count += 1
+        return x * count
+
+    return program
+
+
+def remembers(function):
+    known = {}
+
+    def program(x):
+        if id(x) not in known:
+            known[id(x)] = function(x)
+        return known[id(x)]
+
+    return program
+
+
+def by_default(x, known=[1]):  # noqa: B006
+    known.append(x)
+    return x * known[0]
+
+
+OUTER = {
+    "count": (counts_calls, False),
+    "known": (lambda: remembers(torch.neg), True),
+    "a default": (lambda: lambda x: by_default(x), True),
+    "a keyword": (lambda: lambda x: helped(x), True),
+}
+
+
+def helped(x, *, known={}):  # noqa: B006
+    known["x"] = x
+    return x * 2
+
+
+@pytest.mark.parametrize("name", OUTER)
+def test_a_closure_variable_or_default_value_that_the_program_writes_is_a_warning(name):
+    make, holds_proxy = OUTER[name]
+    function = make()
+    for _ in range(2):
+        (told,) = warnings_of(function)[1]
+        assert "a default value, a variable of an outer function or class" in told
+        assert ("put back, since it held a Proxy" in told) == holds_proxy
+    assert by_default.__defaults__ == ([1],) and helped.__kwdefaults__ == {"known": {}}
+
+
+class Caches(nn.Module):
+    table = {}  # noqa: RUF012
+
+    def forward(self, x):
+        if "y" not in self.table:
+            self.table["y"] = x * 2
+        return self.table["y"]
+
+
+def test_a_container_of_the_class_that_the_program_writes_is_a_warning_and_keeps_no_proxy():
+    for _ in range(2):
+        (told,) = warnings_of(nn.Sequential(Caches()))[1]
+        assert "writes to table" in told and "held a Proxy" in told and Caches.table == {}
+
+
+def test_a_closure_variable_that_the_program_only_reads_is_none():
+    factor, parts = 2, [1, 2]
+    assert warnings_of(lambda x, more=(3,): x * factor * sum(parts) * more[0])[1] == []

@@ -216,7 +216,8 @@ def test_isinstance_on_a_proxy_warns_and_answers_like_torch_fx():
 
 def test_a_proxy_is_an_instance_of_torch_fx_proxy():
     seen = []
-    fxlab.symbolic_trace(lambda x: (seen.append(isinstance(x, torch.fx.Proxy)), x)[1])
+    with pytest.warns(TraceWarning, match="writes to seen"):
+        fxlab.symbolic_trace(lambda x: (seen.append(isinstance(x, torch.fx.Proxy)), x)[1])
     assert seen == [True]
 
 
@@ -530,9 +531,10 @@ def test_a_function_registered_with_torch_fx_wrap_is_a_leaf_here_too():
 
 def test_the_tracing_flag_of_torch_fx_is_set_while_tracing():
     seen = []
-    fxlab.symbolic_trace(
-        lambda x: (seen.append(torch.fx._symbolic_trace._is_fx_tracing_flag), x)[1]
-    )
+    with pytest.warns(TraceWarning, match="writes to seen"):
+        fxlab.symbolic_trace(
+            lambda x: (seen.append(torch.fx._symbolic_trace._is_fx_tracing_flag), x)[1]
+        )
     assert seen == [True] and not torch.fx._symbolic_trace._is_fx_tracing_flag
 
 

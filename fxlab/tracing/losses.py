@@ -47,7 +47,7 @@ def watch(tracer: Tracer) -> Iterator[None]:
     members = keeping.members(tracer) if code else []
     tracer._notes["held"] = keeping.copies(kept, shown.values()) | keeping.copies(members, code)
     tracer._notes["asks_is"] = {f: facts.truth for f, facts in shown.items() if facts.truth}
-    outside = Outside(shown, [used for part in kept for used in part.others])
+    outside = Outside(shown, [used for part in kept for used in part.others], forwards)
     tracer._notes["generators"] = list(outside.generators)
     try:
         yield

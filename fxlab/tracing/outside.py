@@ -29,13 +29,18 @@ class Outside:
     Args:
         shown: The users' functions that a trace goes through -> what their code shows.
         held: What the model holds; generators of random numbers among it.
+        forwards: Each class of modules whose forward may run -> that.
 
     Attributes:
         generators: Each generator of random numbers that was there before -> its state.
     """
 
-    def __init__(self, shown: dict[types.FunctionType, Facts], held: list[Any]) -> None:
+    def __init__(
+        self, shown: dict[types.FunctionType, Facts], held: list[Any], forwards: dict[type, Any]
+    ) -> None:
         self._globals = list(_globals(shown))
+        self._inner = [held for function in shown for held in _inner(function)]
+        self._inner += [held for pair in forwards.items() for held in _of_class(*pair)]
         self._drawn = _random_states() if any(facts.draws for facts in shown.values()) else {}
         cells = [cell for function in shown for cell in function.__closure__ or ()]
         given = [value for _, _, value, _ in self._globals] + contents(cells) + held
@@ -77,6 +82,19 @@ class Outside:
                 if copy is not None:
                     refill(value, copy)
             tracer.warn("global " + name, text, first_line(function))
+        for function, name, value, copy, cell in self._inner:
+            now = (*contents([cell] if cell else []), value)[0]
+            if now is value and (copy is None or equal(value, copy)):
+                continue
+            text = f"the program writes to {name}, a default value, a variable of an outer function"
+            text += f" or class of {function.__name__}, and the graph does not do it"
+            if patches.find_proxy(list(now) if isinstance(now, set) else now) is not None:
+                text += "; it was put back, since it held a Proxy"
+                if cell is not None:
+                    cell.cell_contents = value
+                if copy is not None:
+                    refill(value, copy)
+            tracer.warn("inner " + name, text, first_line(function))
 
 
 def _globals(shown: dict[types.FunctionType, Facts]) -> Iterator[tuple[Any, ...]]:
@@ -92,6 +110,29 @@ def _globals(shown: dict[types.FunctionType, Facts]) -> Iterator[tuple[Any, ...]
                 yield function, name, value, value.copy()
             elif name in facts.stored or type(value) is torch.Generator:
                 yield function, name, value, None
+
+
+def _inner(function: types.FunctionType) -> Iterator[tuple[Any, ...]]:
+    """Yield (function, name, value, copy, cell) of closure variables, and of default values."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    held = [(name, value, cell) for name, cell in cells for value in contents([cell])]
+    held += [(name, value, None) for name, value in zip(names, defaults, strict=True)]
+    held += [(name, value, None) for name, value in (function.__kwdefaults__ or {}).items()]
+    for name, value, cell in held:
+        if cell is not None or type(value) in CONTAINERS:
+            copy = value.copy() if type(value) in CONTAINERS else None
+            yield function, name, value, copy, cell
+
+
+def _of_class(kind: type, forward: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield (forward, name, value, copy, None) of the containers that classes have."""
+    users = isinstance(forward, types.FunctionType)
+    for owner in kind.__mro__[: kind.__mro__.index(torch.nn.Module)] if users else ():
+        for name, value in vars(owner).items():
+            if type(value) in CONTAINERS and name[:2] != "__":
+                yield forward, name, value, value.copy(), None
 
 
 def _random_states() -> dict[str, Any]:
