@@ -193,12 +193,14 @@ def show(args: argparse.Namespace) -> int:
     passes = [_pass(name) for name in args.passes]
     inputs = tuple(example_input(text) for text in args.input) or None
     if args.check and inputs is None:
-        raise CommandError('--check compares outputs: it needs --input, like "f32[1, 3, 224, 224]"')
+        raise WrongCommandLine(
+            '--check compares outputs: it needs --input, like "f32[1, 3, 224, 224]"'
+        )
     if args.check and not passes:
-        raise CommandError("--check looks at what passes do: it needs --pass")
+        raise WrongCommandLine("--check looks at what passes do: it needs --pass")
     written = [str(path) for path in (args.html, args.svg, args.json) if path is not None]
     if len(set(written)) < len(written):
-        raise CommandError("--html, --svg and --json need a file each")
+        raise WrongCommandLine("--html, --svg and --json need a file each")
     model = _model(args)
     say(f"capturing {args.model}" + "".join(f", running {name}" for name in args.passes))
     start = time.perf_counter()

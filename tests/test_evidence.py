@@ -296,6 +296,12 @@ def test_the_command_measures_one_exhibit_and_writes_it(tmp_path, monkeypatch, c
         (["paper", "--out", "x.json"], "they need --run"),
         (["paper", "--paper-size"], "they need --run"),
         (["bench", "cor"], "there is no benchmark cor (is it core?)"),
+        (["show", "MLP", "--check"], "it needs --input"),
+        (["show", "MLP", "--input", "f32[2,8]", "--check"], "it needs --pass"),
+        (
+            ["show", "MLP", "--html", "x", "--json", "x"],
+            "--html, --svg and --json need a file each",
+        ),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(words, why, capsys):
