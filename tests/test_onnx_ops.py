@@ -75,7 +75,7 @@ def test_a_lowered_operation_agrees_with_eager(case: Any, backend: str) -> None:
     _agree(lowered, gm, inputs)
 
 
-INF = math.inf
+INF, NAN = math.inf, math.nan
 LEFT_SIDE = torch.tensor([1.0, 0.0, -0.0, 1e8, -1e8, 5.0, -5.0, INF, -INF, 7.5, 1e-3, -200.0])
 RIGHT_SIDE = torch.tensor([0.1, 2.0, 3.0, -3.0, INF, -INF, INF, 2.0, 2.0, -0.5, 0.1, 0.0])
 AT_THE_EDGES: dict[str, Any] = {
@@ -109,6 +109,24 @@ def test_zeros_infinities_and_large_numbers_are_computed_as_by_eager(
             keep = ~program(a, b).isnan()
             a, b = torch.where(keep, a, 1.0), torch.where(keep, b, 1.0)
         torch.testing.assert_close(lowered(a, b), program(a, b), equal_nan=True)
+
+
+@pytest.mark.skipif("onnxruntime" not in HERE, reason="onnxruntime is not installed")
+def test_onnxruntime_carries_what_is_not_a_number_as_eager_does() -> None:
+    programs = [
+        torch.max, torch.amin, torch.amax, torch.aminmax, torch.sign, F.hardshrink, F.softshrink,
+        torch.argmax, torch.argmin, torch.relu, F.hardtanh, torch.exp, torch.isnan, torch.isfinite,
+        lambda x: F.threshold(x, 0.1, 20.0), lambda x: x.max(0), lambda x: x.min(-1, True),
+        lambda x: torch.bucketize(x, torch.tensor([0.0, 1.0])), lambda x: x > 0.5,
+        lambda x: torch.bucketize(x, torch.tensor([0.0, 1.0]), right=True),
+        lambda x: x.clamp(-1, 1), lambda x: x.bool(),
+    ]  # fmt: skip
+    for program in programs:
+        gm = _as_program(program, (torch.arange(4.0),))
+        lowered = lower(gm, [torch.arange(4.0)], "onnxruntime", threads=1, strict=True)
+        for numbers in ([NAN, -1, INF, 0], [NAN] * 4, [1, NAN, 0, -INF], [0, 1, -0.2, NAN]):
+            x = torch.tensor(numbers)
+            _agree(lowered, gm, (x,))
 
 
 @pytest.mark.parametrize("backend", HERE)

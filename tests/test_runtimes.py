@@ -295,6 +295,13 @@ def test_tensorrt_without_a_gpu_says_what_is_missing() -> None:
     assert not explain(KIT["MLP"][0], [KIT["MLP"][1]], "tensorrt")  # explaining needs no device
 
 
+@pytest.mark.parametrize("option", ["min_partition_size", "threads"])
+@pytest.mark.parametrize("number", ["a", 0, -1, 1.5])
+def test_a_count_that_is_none_is_refused(option: str, number: Any) -> None:
+    with pytest.raises(LoweringError, match=f"{option}=.* is no count"):
+        lower(KIT["MLP"][0], [KIT["MLP"][1]], **{option: number})
+
+
 def test_an_unknown_backend_is_refused_by_name() -> None:
     with pytest.raises(LoweringError, match="no backend is called 'tpu'"):
         lower(KIT["MLP"][0], [KIT["MLP"][1]], "tpu")

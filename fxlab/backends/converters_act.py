@@ -108,16 +108,22 @@ def _prelu(ctx: Builder, input: Any, weight: Any) -> Any:
 def _threshold(
     ctx: Builder, input: Any, threshold: float, value: float, inplace: bool = False
 ) -> Any:
-    above = ctx.op("Greater", input, _c(ctx, threshold))
-    return ctx.op("Where", above, input, _c(ctx, value))
+    below = ctx.op("LessOrEqual", input, _c(ctx, threshold))  # what is not a number is not
+    return ctx.op("Where", below, _c(ctx, value), input)
 
 
 def _softshrink(ctx: Builder, input: Any, lambd: float = 0.5) -> Any:
-    return ctx.op("Shrink", input, lambd=float(lambd), bias=float(lambd))
+    nearer = ctx.op("Sub", input, ctx.op("Mul", ctx.op("Sign", input), _c(ctx, lambd)))
+    return ctx.op("Where", _inside(ctx, input, lambd), _c(ctx, 0.0), nearer)
 
 
 def _hardshrink(ctx: Builder, input: Any, lambd: float = 0.5) -> Any:
-    return ctx.op("Shrink", input, lambd=float(lambd), bias=0.0)
+    return ctx.op("Where", _inside(ctx, input, lambd), _c(ctx, 0.0), input)
+
+
+def _inside(ctx: Builder, x: Any, limit: float) -> Any:
+    """Where numbers are at most that far from 0: not where there are none (no Shrink, then)."""
+    return ctx.op("LessOrEqual", ctx.op("Abs", x), _c(ctx, limit))
 
 
 def _logsigmoid(ctx: Builder, input: Any) -> Any:

@@ -139,8 +139,8 @@ def isin(
 
 @composed(torch.bucketize)
 def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
-    below = input.unsqueeze(-1) >= boundaries if right else input.unsqueeze(-1) > boundaries
-    return below.sum(-1).to(torch.int32 if out_int32 else torch.int64)
+    above = input.unsqueeze(-1) < boundaries if right else input.unsqueeze(-1) <= boundaries
+    return (~above).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
 @composed(torch.searchsorted)

@@ -96,8 +96,18 @@ for _names, _op in {
     "reciprocal": "Reciprocal",
 }.items():
     _unary_float(_names, _op)
-for _names, _op in {"abs absolute": "Abs", "neg negative": "Neg", "sign sgn": "Sign"}.items():
+for _names, _op in {"abs absolute": "Abs", "neg negative": "Neg"}.items():
     _unary_same(_names, _op)
+
+
+@converter("sign", "sgn", torch.sign, torch.sgn)
+def sign(ctx: Builder, input: Any) -> Any:
+    y = ctx.op("Sign", input)
+    if not input.is_floating_point():
+        return y
+    return ctx.op("Where", ctx.op("IsNaN", input), ctx.const(0.0, input.dtype), y)
+
+
 converter(operator.neg)(lambda ctx, x: ctx.op("Neg", x))
 converter(operator.abs)(lambda ctx, x: ctx.op("Abs", x))
 converter(operator.pos, "positive", torch.positive)(lambda ctx, x: ctx.op("Identity", x))

@@ -48,7 +48,30 @@ def _reduce(ctx: Builder, op: str, x: Any, dim: Any, keepdim: bool) -> OnnxValue
         if not isinstance(count, int):
             total = ctx.op("ReduceSum", x, given, keepdims=int(keepdim))
             return ctx.op("Div", total, ctx.cast(count, ctx.out.dtype))
-    return ctx.op(op, x, given, keepdims=int(keepdim))
+    y = ctx.op(op, x, given, keepdims=int(keepdim))
+    if op not in ("ReduceMax", "ReduceMin") or not _may_be_nan(ctx, x):
+        return y
+    return ctx.op("Where", _any_nan(ctx, x, given, keepdim), ctx.const(math.nan, x.dtype), y)
+
+
+def _may_be_nan(ctx: Builder, x: Any) -> bool:
+    """Say whether to ask for NaN, which a runtime's extremes pass by; OpenVINO carries none."""
+    return ctx.backend != "openvino" and x.fake is not None and x.is_floating_point()
+
+
+def _any_nan(ctx: Builder, x: Any, axes: Any, keepdim: bool) -> OnnxValue:
+    found = ctx.op("Cast", ctx.op("IsNaN", x), to=6)  # 6: int32
+    return ctx.op("Cast", ctx.op("ReduceMax", found, axes, keepdims=int(keepdim)), to=9)  # 9: bool
+
+
+def _place(ctx: Builder, op: str, x: Any, axis: int, keepdim: bool) -> OnnxValue:
+    """ArgMax or ArgMin; where there is NaN, its place."""
+    place = ctx.op(op, x, axis=axis, keepdims=int(keepdim))
+    if not _may_be_nan(ctx, x):
+        return place
+    found = ctx.op("Cast", ctx.op("IsNaN", x), to=6)
+    first = ctx.op("ArgMax", found, axis=axis, keepdims=int(keepdim))
+    return ctx.op("Where", _any_nan(ctx, x, ctx.const([axis], I64), keepdim), first, place)
 
 
 def _rank(ctx: Builder, x: OnnxValue, like: OnnxValue) -> OnnxValue:
@@ -82,13 +105,13 @@ def _extreme(name: str, reduce: str, arg: str, pairwise: str) -> None:
     def convert(ctx: Builder, input: Any, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *(kwargs[k] for k in ("other", "dim") if k in kwargs)]
         if not given:
-            return ctx.op(reduce, input, None, keepdims=0)
+            return _reduce(ctx, reduce, input, None, False)
         if not isinstance(given[0], int):
             return elementwise(ctx, pairwise, input, given[0])
         keepdim = bool(given[1] if len(given) > 1 else kwargs.get("keepdim", False))
         axis = axis_of(given[0], input.dim())
-        values = ctx.op(reduce, input, ctx.const([axis], I64), keepdims=int(keepdim))
-        return values, ctx.op(arg, input, axis=axis, keepdims=int(keepdim))
+        values = _reduce(ctx, reduce, input, axis, keepdim)
+        return values, _place(ctx, arg, input, axis, keepdim)
 
     register(name, convert)
 
@@ -100,11 +123,10 @@ _extreme("min", "ReduceMin", "ArgMin", "Min")
 def _arg(name: str, op: str) -> None:
     def convert(ctx: Builder, input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim is None or input.dim() == 0:
-            flat = ctx.op("Reshape", input, ctx.const([-1], I64))
-            found = ctx.op(op, flat, axis=0, keepdims=0)
+            found = _place(ctx, op, input.reshape(-1), 0, False)
             shape = ctx.const([1] * ctx.out.dim(), I64)
             return ctx.op("Reshape", found, shape) if keepdim else found
-        return ctx.op(op, input, axis=dim % input.dim(), keepdims=int(keepdim))
+        return _place(ctx, op, input, dim % input.dim(), keepdim)
 
     register(name, convert)
 

@@ -438,7 +438,11 @@ def lower(
         A GraphModule. ``meta["reports"]["lower"]`` has the parts, the nodes left and why, and the
         seconds that building took; an engine's ONNX model is ``gm.device_0.onnx_model``. Engines
         are run once on the example inputs: what one refuses, or returns with another shape, dtype
-        or value than eager, is left to PyTorch like the rest.
+        or value than eager, is left to PyTorch like the rest. Where an engine cannot give eager's
+        numbers for all inputs the node is left, too, but for this: OpenVINO carries no NaN through
+        relu, clamp, extremes, comparisons, exp and sort, onnxruntime none through max-pool, sort,
+        topk and median; OpenVINO reads something where an index is outside (onnxruntime raises)
+        and takes whole numbers up to 24 bits only (a larger one raises). Results are never views.
 
     Raises:
         LoweringError: runtime or precision missing; train mode; with `strict`, the first node that
@@ -450,6 +454,9 @@ def lower(
         >>> [n.name for n in lowered.graph.nodes]
         ['input_1', 'device_0', 'output']
     """
+    for name, number in (("min_partition_size", min_partition_size), ("threads", threads)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise LoweringError(f"{name}={number!r} is no count", expected="a whole number from 1")
     options = EngineOptions(backend, precision, threads or torch.get_num_threads(), cache_dir)
     check_backend(options)
     gm = _as_graph_module(gm)
