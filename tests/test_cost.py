@@ -216,6 +216,23 @@ def test_a_layer_that_is_one_kernel_counts_what_its_steps_do(model, shape, by_ha
     assert Device("chip", 1e9, 1e12, 1e9).predict(result).seconds >= by_hand / 1e9
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*")
+def test_sequences_of_several_lengths_are_counted_without_their_padding():
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, 2)
+
+        def forward(self, x, padding):
+            return self.layers(x, src_key_padding_mask=padding)
+
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    weights, tokens = 16 * 48 + 16 * 16 + 2 * 16 * 32, 5 + 3
+    by_hand = 2 * (2 * tokens * weights + 4 * 16 * (5 * 5 + 3 * 3))
+    assert cost(traced(Encoder()), torch.randn(2, 5, 16), padding).flops == by_hand
+
+
 @pytest.mark.parametrize("rnn", [nn.GRU, nn.RNN])
 def test_recurrent_layers_without_a_kernel_count_as_torch_does(rnn):
     gm, x = traced(nn.Sequential(rnn(6, 5, 2))), torch.randn(7, 3, 6)
@@ -314,6 +331,20 @@ def test_the_roofline_takes_the_longer_of_compute_and_memory():
     assert "does not fit" in str(Device("small", 1e9, 1e9, 1000).predict(result))
     assert chip.ridge == 1
     assert chip.attainable(0.5) == 0.5e9
+
+
+def test_a_prediction_says_whose_shares_it_gives_and_what_all_launches_take():
+    result = cost(traced(MLP((64, 64, 64))), torch.randn(8, 64))
+    chip = Device("chip", 1e9, 1e9, 1e6, launch_seconds=1e-6)
+    rows = [row for row in chip.predict(result).rows if row.seconds]
+    total = sum(row.seconds for row in rows)
+    compute = sum(row.seconds for row in rows if row.bound == "compute")
+    assert "(nodes bound by compute " in str(chip.predict(result))
+    assert f"compute {compute / total:.0%}, " in str(chip.predict(result))
+    assert f"; all launches together {len(rows) * 1e-6 / total:.0%}), memory" in str(
+        chip.predict(result)
+    )
+    assert "launches" not in str(Device("chip", 1e9, 1e9, 1e6).predict(result))
 
 
 def test_predicted_time_of_resnet50_is_within_twice_of_measured():

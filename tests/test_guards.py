@@ -81,6 +81,10 @@ def test_who_satisfies_the_guards_runs_and_has_the_claimed_shape(start):
     assert count["needless"] <= 0.03 * count.total()
 
 
+def test_a_size_that_must_be_what_the_program_compares_with_is_tried():
+    assert judge(1008)["good"]  # at the example two guards break together, at an 8 that is no size
+
+
 @pytest.mark.slow
 def test_guards_are_right_for_many_programs():
     count = sum((judge(seed) for seed in range(100, 250)), Counter())

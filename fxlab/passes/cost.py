@@ -309,7 +309,10 @@ class _Counter(TorchDispatchMode):
             mine[name] = mine.get(name, 0) + found
         elif why := uncounted(func):
             self.row.caveats.setdefault("flops", why)
-        scratch = scratch_of(packet, args, out)
+        if any(t.is_nested for t in _tensors_of((args, kwargs, out))):
+            scratch = Scratch(0, "what a kernel holds for nested tensors is not known here")
+        else:
+            scratch = scratch_of(packet, args, out)
         if scratch.caveat:
             self.row.caveats.setdefault("live_bytes", scratch.caveat)
         self._count(func, packet, _tensors_of((args, kwargs)), _tensors_of(out), scratch)

@@ -101,8 +101,12 @@ def _fast_attention(args: tuple[Any, ...], out: Any) -> int:
 
 def _fast_layer(args: tuple[Any, ...], out: Any) -> int:
     """Attention's two weights and the two of the network after it, for each token."""
-    x, weights = args[0], [args[i] for i in (3, 5, 14, 16)]
-    return 2 * _rows(x) * sum(w.numel() for w in weights) + _attention(x, x)
+    x, width, weights = args[0], args[1], [args[i] for i in (3, 5, 14, 16)]
+    size = sum(w.numel() for w in weights)
+    if x.is_nested:  # sequences of several lengths, without what pads them
+        lengths = [part.shape[0] for part in x.unbind()]
+        return sum(2 * n * size + 4 * n * n * width for n in lengths)
+    return 2 * _rows(x) * size + _attention(x, x)
 
 
 def _bilinear(args: tuple[Any, ...], out: Any) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -203,7 +204,8 @@ def fewest(
     left = list({guard.text: guard for guard in guards}.values())
     if not left:
         return left
-    points = _points(example)
+    numbers = {int(n) for guard in left for n in re.findall(r"\b\d+\b", guard.text)}
+    points = _points(example, numbers)
     table = {g.text: [holds(g, point) for point in points] for g in left}
     can_try, tried = works(tuple(example)), {}
     order = sorted(left, key=lambda g: (-len(g.text), -left.index(g)))  # first the wordiest
@@ -252,8 +254,13 @@ def _kept_right(
     return left
 
 
-def _points(example: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return sizes to try: all small ones, those around the example, and some at random."""
+def _points(example: Sequence[int], numbers: Iterable[int]) -> list[tuple[int, ...]]:
+    """Return sizes to try: small ones, those around the example, and some at random.
+
+    Args:
+        example: The sizes of the walk.
+        numbers: What the program compares sizes with; near these things change.
+    """
     count, rng = len(example), random.Random(0)
     side = max(2, int(_POINTS ** (1 / count)) if count > 1 else 400)
     found = dict.fromkeys([tuple(example)])
@@ -263,6 +270,10 @@ def _points(example: Sequence[int]) -> list[tuple[int, ...]]:
     for position, size in enumerate(example):  # one alone, the others as they are
         for value in (*range(1, 41), *range(max(1, size - 4), 2 * size + 5)):
             found[(*example[:position], value, *example[position + 1 :])] = None
+    likely = sorted({1, 2, 3, *example, *(n for n in numbers if 0 < n < 10_000)})
+    for _ in range(min(_POINTS, len(likely) ** count)):
+        few = rng.sample(range(count), rng.randint(1, count))
+        found[tuple(rng.choice(likely) if k in few else s for k, s in enumerate(example))] = None
     top = max(example)
     for _ in range(_POINTS // 2):
         reach = rng.choice((4, 12, 40, 2 * top + 2))

@@ -67,8 +67,7 @@ def propagate_symbolic(
             first = first or error
             continue
         guards = walk.fewest_guards()
-        given = [max(size, 1) for size in example.values()]
-        if sizes == example or all(holds(guard, given) for guard in guards):
+        if sizes == example or walk.is_right(guards, example):
             return [guard.text for guard in guards]
     raise first or ShapeError("the example's own sizes break what the program asks of them")
 
@@ -202,6 +201,13 @@ class _Walk:
         ]
         guards = [guard for expr in asked for guard in guards_of(expr, self.names)]
         return fewest(guards, tuple(self.sizes.values()), self._works)
+
+    def is_right(self, guards: Sequence[Guard], example: Mapping[str, int]) -> bool:
+        """Say whether the example, too, satisfies the guards and has the shapes claimed."""
+        given = tuple(max(size, 1) for size in example.values())
+        if not all(holds(guard, given) for guard in guards):
+            return False
+        return self._works(given) or not self._works(tuple(self.sizes.values()))
 
     def _works(self, point: tuple[int, ...]) -> bool:
         """Say whether the program runs with these sizes and has the shapes that are claimed."""
