@@ -537,7 +537,8 @@ class Graph:
             add_ancestors(copy, [node])
             made[node] = memo[id(node)] = copy
             new._link(copy, new._root._prev)
-            new._edited("create", copy, None, {"prev": copy._prev})
+            if new._watched:
+                new._changed("create", copy, None, {"prev": copy._prev})
         new._graph_namespace = _Namespace(*self._graph_namespace.known())
         new._codegen = copying.deepcopy(self._codegen, memo)
         new._constants, new._trace_warnings = dict(self._constants), list(self._trace_warnings)

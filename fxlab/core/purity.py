@@ -143,8 +143,7 @@ def _classify(target: Any) -> tuple[str | None, str | None]:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         if isinstance(target, OpOverloadPacket):  # its overloads agree, but for those with out=
             names: list[str] = target.overloads()
-            first = "default" if "default" in names else names[0]
-            target = getattr(target, first)  # pyright: ignore[reportUnknownArgumentType]
+            target = getattr(target, "default" if "default" in names else names[0])  # pyright: ignore
         if target._schema.is_mutable:
             return f"{name} writes into an argument (its schema says so)", None
         if not target._schema.returns or (_told and _told(target, impure_random=False)):

@@ -40,7 +40,7 @@ class Partition:
         name: the part's identifier as text; ``submod_name`` is its attribute on the split module.
         nodes: nodes of the original graph, in order.
         inputs: original nodes whose values come in, in order of first use.
-        outputs: original nodes whose values go out, in order of the graph.
+        outputs: original nodes whose values go out, in the order in which they are first read.
         graph: the part's own graph.
         environment: original node -> node of ``graph``.
         targets: attribute path in the part -> object.
@@ -216,8 +216,6 @@ def split_nodes(
 
     for part in parts:
         _fill_part(gm, part, regions, keep_paths, keep_original_node_name, keep_original_input_name)
-        order_of = {node: i for i, node in enumerate(part.nodes)}
-        part.outputs = dict.fromkeys(sorted(part.outputs, key=order_of.__getitem__))
         values = tuple(part.environment[node] for node in part.outputs)
         part.graph.output(values[0] if len(values) == 1 and not tuple_return else values)
         if qualname_map is not None:
