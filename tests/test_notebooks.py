@@ -57,6 +57,16 @@ def test_the_first_cell_says_what_comes_before_and_after_and_what_it_costs(path)
     assert re.search(r"\d [MG]B", rows["memory"])
 
 
+@EACH
+def test_the_memory_in_the_first_cell_is_what_was_measured_rounded_up(path):
+    measured = json.loads((ROOT / "tests" / "lectures.json").read_text(encoding="utf-8"))
+    said, unit = re.search(
+        r"\| memory \| about ([\d.]+) ([MG])B", read(path).cells[0].source
+    ).groups()
+    room = float(said) * (1000 if unit == "G" else 1) - measured[path.stem]["megabytes"]
+    assert 0 <= room <= 150
+
+
 def neighbours(path: Path) -> tuple[list[str], list[str]]:
     """List the lectures that the first cell names as coming before, and the next one, if any."""
     row = re.search(r"^\| before, after \| (.*) \|$", read(path).cells[0].source, flags=re.M)

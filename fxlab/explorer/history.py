@@ -381,8 +381,8 @@ class Writer(EditWriter):
             return f"{what}: {span.kept[0]}"
         if not told:
             return (
-                "nothing was edited in this block; if the pass ran before on this GraphModule, "
-                "trace it anew"
+                "nothing was edited in this block; an analysis edits nothing, and a pass that ran "
+                "before on this GraphModule finds nothing left: trace it anew"
             )
         none = (
             f"none of the {before:,} nodes was edited" if before != 1 else "its node is as it was"

@@ -40,6 +40,8 @@ class NodePrediction:
 class Prediction:
     """What a device would need for a program.
 
+    Its text gives the share of the whole nodes that one thing bounds; each launch is in its node's.
+
     Attributes:
         device: The device.
         rows: One prediction a node, in graph order.
@@ -66,10 +68,14 @@ class Prediction:
             share[row.bound] += row.seconds
         total = self.seconds or 1.0
         parts = ", ".join(f"{bound} {s / total:.0%}" for bound, s in share.items() if s)
+        launches = sum(self.device.launch_seconds for row in self.rows if row.seconds)
+        # Less than half a percent is not worth the words.
+        alone = f"; all launches together {launches / total:.0%}" if launches > total / 200 else ""
         memory = f"{amount(self.peak_bytes)}B of {amount(self.device.memory_bytes)}B"
         verdict = "" if self.fits else "; does not fit"
         return (
-            f"{self.device.name}: {self.seconds * 1e3:.3g} ms ({parts}), memory {memory}{verdict}"
+            f"{self.device.name}: {self.seconds * 1e3:.3g} ms (nodes bound by {parts}{alone}), "
+            f"memory {memory}{verdict}"
         )
 
 
