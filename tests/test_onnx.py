@@ -16,6 +16,7 @@ import fxlab
 from fxlab import models
 from fxlab.core.errors import LoweringError
 from fxlab.core.purity import pure
+from fxlab.passes import split_module
 
 onnx = pytest.importorskip("onnx")
 from fxlab.backends import (  # noqa: E402  (the package needs onnx)
@@ -239,6 +240,21 @@ def test_a_view_of_what_unknown_code_may_write_to_stays() -> None:
 
 def fill_with_ones(x: torch.Tensor) -> None:
     x.fill_(1)
+
+
+def test_a_write_through_a_list_is_seen() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 1
+        before = y + 0
+        torch._foreach_add_([y, x], 1.0)
+        return before, y + 0, x * 2
+
+    x = torch.randn(3)
+    assert "_foreach_add_" in _lowered_as_eager(program, x)
+    gm = fxlab.symbolic_trace(program)
+    places = {"mul": 0, "add": 0, "_foreach_add_": 1, "add_1": 2, "mul_1": 2}
+    parts = split_module(gm, None, lambda n: places[n.name])
+    torch.testing.assert_close(parts(x.clone()), program(x.clone()))
 
 
 def test_a_method_that_changes_only_the_view_stores_nothing() -> None:
@@ -520,6 +536,7 @@ def test_positions_outside_are_errors_in_onnxruntime_as_they_are_in_pytorch() ->
         lambda x, i: x[i],
         lambda x, i: x[i, i],
         lambda x, i: F.cross_entropy(x[:2], i),
+        lambda x, i: F.one_hot(i, 3),
         write,
     ]
     for program in programs:

@@ -563,6 +563,8 @@ def one_hot(ctx: Builder, tensor: Any, num_classes: int = -1) -> Any:
     if num_classes < 0:
         raise Unsupported("one_hot without num_classes has a size that depends on values")
     values = ctx.const([0, 1], I64)
+    if ctx.backend != "openvino":  # OneHot has zeros for what is outside; reading a place raises
+        tensor = ctx.op("Gather", torch.arange(num_classes), within(ctx, tensor, num_classes))
     return ctx.op("OneHot", tensor, ctx.const([num_classes], I64), values, axis=-1)
 
 

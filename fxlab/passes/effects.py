@@ -99,9 +99,9 @@ def mutated_inputs(node: Node, gm: GraphModule | None = None) -> list[Node]:
                 written.append(first)
             if name == "batch_norm" and _argument(node, "training") is True:
                 written += [_argument(node, "running_mean"), _argument(node, "running_var")]
-    out = node.kwargs.get("out")
-    written.extend(out if isinstance(out, (tuple, list)) else [out])
-    return [value for value in written if isinstance(value, Node)]
+    written.append(node.kwargs.get("out"))
+    several = ([*v] if isinstance(v, (tuple, list)) else [v] for v in written)  # torch._foreach_*_
+    return [value for values in several for value in values if isinstance(value, Node)]
 
 
 class AliasClasses:
