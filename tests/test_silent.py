@@ -947,3 +947,29 @@ def test_a_container_of_the_class_that_the_program_writes_is_a_warning_and_keeps
 def test_a_closure_variable_that_the_program_only_reads_is_none():
     factor, parts = 2, [1, 2]
     assert warnings_of(lambda x, more=(3,): x * factor * sum(parts) * more[0])[1] == []
+
+
+def test_what_a_tracers_own_hooks_ask_a_proxy_is_no_question_of_the_program():
+    class Curious(fxlab.Tracer):
+        def create_arg(self, a):
+            if isinstance(a, torch.Tensor) or hasattr(a, "weird") or f"{a}" == "x":
+                return super().create_arg(a)
+            return super().create_arg(a)
+
+        def create_proxy(self, kind, target, args, kwargs, *more, **named):
+            seen = {arg for arg in args if isinstance(arg, (torch.Tensor, int))}
+            assert len(seen) <= len(args)
+            return super().create_proxy(kind, target, args, kwargs, *more, **named)
+
+    def program(x):
+        return torch.relu(x) + x.shape[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Curious().trace(program)
+
+    def asks(x):
+        return torch.relu(x) if isinstance(x, torch.Tensor) else x
+
+    with pytest.warns(fxlab.TraceWarning, match="isinstance on Proxy"):
+        Curious().trace(asks)

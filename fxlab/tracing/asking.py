@@ -26,6 +26,7 @@ from fxlab.core import proxy as proxies
 from fxlab.core.errors import is_users
 from fxlab.core.proxy import HASH, TEXT, UNKNOWN, Proxy, asks_shape, doubtful, probes
 from fxlab.core.tracer import Tracer, TracerBase
+from fxlab.tracing.hooks import in_a_hook
 from fxlab.tracing.known import known
 from fxlab.tracing.questions import (
     Facts,
@@ -83,7 +84,9 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
         while frame.f_code.co_filename == proxies.__file__ and frame.f_back is not None:
             frame = frame.f_back
         if is_users(frame.f_code.co_filename) and not _only_tells(frame):
-            tracer.warn(
+            _warn(
+                tracer,
+                frame,
                 "text",
                 "text made from a Proxy is not the text of the value, and what the program does "
                 "with it (a key, a comparison) is fixed in the graph",
@@ -92,7 +95,9 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
         _warn_of_hash(tracer, proxy, frame)
     elif name in _single:
         if is_identified(frame):
-            tracer.warn(
+            _warn(
+                tracer,
+                frame,
                 "is",
                 f"`is` compared {proxy}.{name} as a Proxy, {_FIXED}: compare by == (with example "
                 "inputs it is answered)",
@@ -100,20 +105,29 @@ def probe(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -
     elif name == "get":
         if is_tested_for_none(frame, called=True):
             text = f"whether what {proxy}.get() returns is None was answered for a given one"
-            tracer.warn("none", f"{text}, {_FIXED}")
+            _warn(tracer, frame, "none", f"{text}, {_FIXED}")
     elif name == "shape":
         if is_matched(frame):
             text = f"`match` took {proxy}.shape, which is a Proxy, for no sequence, {_FIXED}"
-            tracer.warn("match", text)
+            _warn(tracer, frame, "match", text)
     elif name in doubtful:
         if is_tested_for_none(frame):
-            tracer.warn(
-                "none", f"whether {proxy}.{name} is None was answered for a given one, {_FIXED}"
+            _warn(
+                tracer,
+                frame,
+                "none",
+                f"whether {proxy}.{name} is None was answered for a given one, {_FIXED}",
             )
     elif name:
         _warn_of_attribute(tracer, proxy, name, frame)
     else:
         _warn_of_class(tracer, proxy, frame)
+
+
+def _warn(tracer: TracerBase, frame: types.FrameType, kind: str, text: str) -> None:
+    """Say what the program asked; the tracer's own hooks may ask what they like."""
+    if not in_a_hook(tracer, frame):
+        tracer.warn(kind, text)
 
 
 def _warn_of_hash(tracer: TracerBase, proxy: Proxy, frame: types.FrameType) -> None:
@@ -122,7 +136,7 @@ def _warn_of_hash(tracer: TracerBase, proxy: Proxy, frame: types.FrameType) -> N
     by_value = name in _single or name in ("shape", "device", "ndim") or (node and asks_shape(node))
     if by_value and tracer._tracing and is_users(frame.f_code.co_filename):
         text = f"{proxy} is a key or was looked up as a Proxy, not by its value, {_FIXED}"
-        tracer.warn("hash", text)
+        _warn(tracer, frame, "hash", text)
 
 
 def _warn_of_attribute(tracer: TracerBase, proxy: Proxy, name: str, frame: types.FrameType) -> None:
@@ -134,7 +148,9 @@ def _warn_of_attribute(tracer: TracerBase, proxy: Proxy, name: str, frame: types
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         asked = call is None and re.search(rf"(hasattr|getattr)\(.*{name}", line) is not None
     if asked:
-        tracer.warn(
+        _warn(
+            tracer,
+            frame,
             "hasattr",
             f"hasattr({proxy}, {name!r}) is true for a Proxy and false for a tensor, {_FIXED}",
         )
@@ -145,8 +161,11 @@ def _warn_of_class(tracer: TracerBase, proxy: Proxy, frame: types.FrameType) -> 
         frame = frame.f_back  # of an abstract class, or of torch's for parameters
     if frame.f_code.co_name != "is_tensor" and not _is_asked(proxy, frame):
         return
-    tracer.warn(
-        "isinstance", f"isinstance on {proxy} answers for the Proxy, not for the value, {_FIXED}"
+    _warn(
+        tracer,
+        frame,
+        "isinstance",
+        f"isinstance on {proxy} answers for the Proxy, not for the value, {_FIXED}",
     )
 
 

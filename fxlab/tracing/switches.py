@@ -32,6 +32,7 @@ from fxlab.core.proxy import Proxy
 from fxlab.core.purity import has_side_effect
 from fxlab.core.tracer import Tracer
 from fxlab.tracing.bytecode import steps
+from fxlab.tracing.hooks import in_a_hook
 from fxlab.tracing.questions import after
 
 _REGIONS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
@@ -380,7 +381,7 @@ def _get_training(mod: Module) -> Any:
     ):  # fmt: skip
         return value
     path = tracer._paths().get(mod)
-    if path is None or _in_a_hook(tracer):
+    if path is None or in_a_hook(tracer, sys._getframe(1)):
         return value
     path, frame = f"{path}.training" if path else "training", sys._getframe(1)
     if tracer._notes.get("no flags"):
@@ -394,23 +395,6 @@ def _get_training(mod: Module) -> Any:
     if "create_proxy" not in vars(tracer) and type(tracer).create_proxy is not Tracer.create_proxy:
         patches._set(tracer, "create_proxy", functools.partial(_with_proxies, tracer.create_proxy))
     return TrainingFlag(value, path)
-
-
-def _in_a_hook(tracer: Tracer) -> bool:
-    """Say whether a tracer's own hook is at work, which may run modules to see what they give."""
-    hooks, frame = _recording(type(tracer)), sys._getframe(2)
-    while frame is not None and frame.f_code not in hooks:
-        frame = frame.f_back
-    return frame is not None
-
-
-@functools.cache
-def _recording(kind: type) -> frozenset[Any]:
-    """Return the code of what records a node, overrides included."""
-    found = (
-        vars(one).get(name) for one in kind.__mro__ for name in ("create_proxy", "create_node")
-    )
-    return frozenset(getattr(hook, "__code__", None) for hook in found)
 
 
 def _with_proxies(record: Any, kind: str, target: Any, args: Any, kwargs: Any, *more: Any,
