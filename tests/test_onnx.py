@@ -242,6 +242,16 @@ def fill_with_ones(x: torch.Tensor) -> None:
     x.fill_(1)
 
 
+def test_a_copy_that_would_be_a_view_of_an_engines_result_stays_a_copy() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.t() * 1  # as x.t() in memory, so that reshape copies
+        z = y.reshape(-1)
+        z.add_(1)
+        return y, z
+
+    assert "mul" in _lowered_as_eager(program, torch.randn(2, 3))
+
+
 def test_a_write_through_a_list_is_seen() -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x * 1

@@ -147,6 +147,13 @@ def test_whole_numbers_are_divided_exactly(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", HERE)
+def test_a_rounding_to_half_precision_is_not_left_out(backend: str) -> None:
+    for program in (lambda x: x.half().float() * 3, lambda x: (x.half() * 3).float() - x * 3):
+        gm, x = fxlab.symbolic_trace(program), torch.randn(100)
+        torch.testing.assert_close(lower(gm, [x * 7], backend, threads=1)(x), program(x))
+
+
+@pytest.mark.parametrize("backend", HERE)
 def test_a_row_in_which_everything_is_masked_attends_to_nothing(backend: str) -> None:
     q = torch.randn(1, 2, 3, 4)
     shown = torch.tensor([[True, False, False], [False, False, False], [True, True, True]])

@@ -189,6 +189,8 @@ def test_a_wrong_shape_or_dtype_is_named(backend: str) -> None:
     lowered = lower(gm, [torch.ones(2, 3)], backend, threads=1)
     with pytest.raises(LoweringError, match=r"\[2, 4\].*built for.*\[2, 3\]"):
         lowered.device_0(torch.ones(2, 4))
+    with pytest.raises(LoweringError, match=r"given \(str\)"):
+        lowered.device_0("x")
     with pytest.raises(LoweringError, match=r"float64"):
         lowered.device_0(torch.ones(2, 3, dtype=torch.float64))
 

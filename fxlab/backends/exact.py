@@ -16,6 +16,7 @@ from fxlab.backends.registry import Unsupported
 
 __all__ = ["refuse_inexact"]
 
+_HALF = {torch.float16: TensorProto.FLOAT, torch.float32: TensorProto.FLOAT16}
 _SMALL = {torch.uint8, torch.int8, torch.int16}
 _WIDE = {torch.int32, torch.int64}
 _MAY_OVERFLOW = set(
@@ -54,5 +55,11 @@ def refuse_inexact(
         whole = attributes.get("to") in (TensorProto.INT32, TensorProto.INT64)
         if kind == "Cast" and whole and first is not None and first.is_floating_point:
             raise Unsupported("whole numbers made of floats may pass 24 bits in openvino")
+    elif (
+        backend == "onnxruntime"
+        and kind == "Cast"
+        and (first in _HALF and attributes["to"] == _HALF[first])
+    ):
+        raise Unsupported("onnxruntime leaves out roundings to float16 beside float32")
     elif kind in ("ReduceSum", "ReduceProd") and first is torch.int64:
         raise Unsupported("sums of 64-bit numbers go through doubles")

@@ -173,8 +173,24 @@ class _Refusals:
         for root, write in seen.items():
             for node in self.members[root]:
                 views = any(self.classes.find(value) is root for value in node.all_input_nodes)
-                if views and node not in lowered and effect(node, self.gm) is None:
+                if node in lowered or effect(node, self.gm) is not None:
+                    continue
+                if views:
                     self.kept[node] = f"may be a view of what {write.name} may write to"
+                else:
+                    self._keep_layout(node, write)
+
+    def _keep_layout(self, node: Node, write: Node) -> None:
+        """Leave a tensor to PyTorch that an engine would lay out in another way, and its origins.
+
+        Whether ``reshape`` of it is a view or a copy, and with it what a write shows, depends on
+        that.
+        """
+        if node.op.startswith("call_") and not _is_dense(node.meta.get("tensor_meta")):
+            self.kept[node] = f"lies in memory as only in PyTorch, and {write.name} writes"
+            for value in node.all_input_nodes:
+                if value not in self.kept:
+                    self._keep_layout(value, write)
 
     def _keep_state_that_changes(self, nodes: Sequence[Node], unknown: Sequence[Node]) -> None:
         """Leave to PyTorch what reads a tensor of the model that the program may write to.
@@ -278,6 +294,17 @@ class _Refusals:
 
 def _state(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
+
+
+def _is_dense(meta: Any) -> bool:
+    """Say whether a tensor lies in memory as an engine's results do."""
+    expected = 1
+    if hasattr(meta, "stride"):
+        for size, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _attribute(gm: GraphModule, node: Node) -> Any:
@@ -442,7 +469,8 @@ def lower(
         numbers for all inputs the node is left, too, but for this: OpenVINO carries no NaN through
         relu, clamp, extremes, comparisons, exp and sort, onnxruntime none through max-pool, sort,
         topk and median; OpenVINO reads something where an index is outside (onnxruntime raises)
-        and takes whole numbers up to 24 bits only (a larger one raises). Results are never views.
+        and takes whole numbers up to 24 bits only (a larger one raises). Results are contiguous
+        and never views.
 
     Raises:
         LoweringError: runtime or precision missing; train mode; with `strict`, the first node that

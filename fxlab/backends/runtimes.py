@@ -496,6 +496,9 @@ class LoweredModule(torch.nn.Module):
             args = tuple(pytree.tree_leaves(args))
             if any(isinstance(a, FakeTensor) for a in args):
                 return self._only_shapes(args)
+            if not all(isinstance(a, torch.Tensor) for a in args):
+                kinds = ", ".join(type(a).__name__ for a in args)
+                raise LoweringError(f"an engine was given ({kinds})", expected="tensors only")
         tensors = []
         for (name, dtype, shape), tensor in zip(self._check, args, strict=True):
             if tensor.dtype is not dtype or (shape is not None and tensor.shape != shape):
