@@ -136,9 +136,9 @@ Every public name of `torch.fx` is here with the same meaning, and so are the pa
 Of `torch.fx.passes` there are `shape_prop`, `pass_manager`, `operator_support`, `split_module`,
 `infra` and `utils.matcher_utils`.
 
-Code that edits graphs needs no other change: the files of `torch.fx.passes`, `torch.fx.experimental`
-and `torch.ao.quantization.fx`, read with `fxlab` where they say `torch.fx`, load, and the passes
-and the quantizer in them make the programs that they make on torch.fx
+Code that edits graphs needs no other change: the files of `torch.fx.passes`,
+`torch.fx.experimental` and `torch.ao.quantization.fx`, read with `fxlab` where they say `torch.fx`,
+load, and the passes and the quantizer in them make the programs that they make on torch.fx
 (`tests/test_in_place_of_torch_fx.py`). Only what fuses partitions there (`utils.fuser_utils`) wants
 a private table of torch.fx's Graph: use `fxlab.passes.CapabilityBasedPartitioner`.
 

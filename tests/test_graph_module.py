@@ -755,3 +755,24 @@ def test_a_subclass_may_begin_as_a_plain_module_as_torchvisions_does(fx):
     for kept in (both, copy.deepcopy(both))[: 2 if fx is fxlab else 1]:  # torch.fx loses the class
         assert torch.equal(kept.train()(x), model(x))
         assert torch.equal(kept.eval()(x), model[0](x))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["called before", "not called before"])
+def test_its_class_may_be_changed_to_a_derived_one_as_parametrize_and_fsdp_do(early):
+    gm = traced()
+    want = gm(X) if early else traced()(X)
+    own = type(gm)
+    gm.__class__ = type("Wrapped", (own,), {"forward": lambda self, x: own.forward(self, x) + 1})
+    assert torch.equal(gm(X), want + 1)
+    other, deep = copy.copy(gm), copy.deepcopy(gm)
+    assert torch.equal(other(X), want) and torch.equal(deep(X), want), "a copy is its graph"
+    edit(gm)
+    after = gm(X)
+    assert not torch.equal(after, want + 1), "an edit is not lost"
+    assert torch.equal(deep(X), want)
+    gm.__class__ = own
+    assert torch.equal(gm(X), after - 1)
+    linear = fxlab.symbolic_trace(nn.Linear(2, 2))
+    x, weight = torch.randn(4, 2), linear.weight.detach().clone()
+    torch.nn.utils.parametrize.register_parametrization(linear, "weight", nn.Tanh())
+    assert torch.equal(linear(x), nn.functional.linear(x, weight.tanh(), linear.bias))

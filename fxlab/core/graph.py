@@ -144,8 +144,7 @@ class _node_list:  # torch.fx's name
 
 def until_left(undo: Callable[[], None]) -> ExitStack:
     """Return a context that calls `undo` when its `with` block is left."""
-    context = ExitStack()
-    context.callback(undo)
+    (context := ExitStack()).callback(undo)
     return context
 
 

@@ -57,6 +57,11 @@ class _LazyForward:
         return getattr(owner if instance is None else instance, self.name)
 
 
+def _own_class(gm: GraphModule) -> type[GraphModule]:
+    """Return the class of this one instance, which somebody may have derived another one from."""
+    return next(kind for kind in type(gm).__mro__ if "_of_one_instance" in vars(kind))
+
+
 class _LaterCode:
     """What `recompile()` returns: the PythonCode, written when one looks at it."""
 
@@ -165,7 +170,7 @@ class GraphModule(nn.Module):
         return _LaterCode(self)
 
     def _code_is_stale(self) -> None:
-        cls = type(self)
+        cls = _own_class(self)
         with _compiling:
             if type(vars(cls).get("forward")) is not _LazyForward:
                 cls._call_impl = _LazyForward(self, "_call_impl")  # type: ignore[assignment]
@@ -173,13 +178,12 @@ class GraphModule(nn.Module):
                 cls._edition = _next_number()
 
     def _python_code(self) -> PythonCode:
-        self._compile()
-        return self._code
+        return self._compile() and self._code
 
     def _compile(self) -> Any:
         """Return the plain function `forward`; write and compile it if it is stale."""
         with _compiling:
-            cls, graph = type(self), self._graph
+            cls, graph = _own_class(self), self._graph
             function = vars(cls).get("forward")
             if function is not None and type(function) is not _LazyForward:
                 return function
@@ -188,7 +192,7 @@ class GraphModule(nn.Module):
             self.__dict__.update(graph._codegen.module_fields())
             function = _run_source(code, graph._codegen._func_name)
             cls._code, cls.forward = code, function
-            del cls._call_impl
+            cls._call_impl = GraphModule._call_impl
             graph._compiled = graph._watched = True
             if graph.version != version:
                 self._code_is_stale()
