@@ -210,7 +210,8 @@ def logsumexp(ctx: Builder, input: Any, dim: Any, keepdim: bool = False) -> Any:
 def _quantifier(name: str, op: str) -> None:
     def convert(ctx: Builder, input: Any, dim: Any = None, keepdim: bool = False) -> Any:
         truth = ctx.cast(input, torch.bool)
-        numbers = _rank(ctx, ctx.op("Cast", truth, to=6), input)  # 6: int32
+        numbers = ctx.op("Cast", truth, to=6)  # 6: int32
+        numbers.fake, numbers.other = input.fake.int(), input.other
         return ctx.op("Cast", _reduce(ctx, op, numbers, dim, keepdim), to=9)  # 9: bool
 
     register(name, convert)
