@@ -8,6 +8,7 @@ import copy
 import functools
 import random
 import types
+import typing
 import warnings
 from pathlib import Path
 
@@ -945,3 +946,31 @@ def test_tensors_of_inference_mode_are_traced_wherever_they_are():
 
     assert torch.equal(fxlab.symbolic_trace(lambda x: x + made)(made), made + made)
     assert torch.equal(fxlab.symbolic_trace(Holds())(made), made * 4)
+
+
+@pytest.mark.parametrize("fx", [torch.fx, fxlab], ids=["torch.fx", "fxlab"])
+def test_a_factory_that_the_caller_replaced_records_what_it_wants(fx, monkeypatch):
+    """As transformers' tracer does: a call with a Proxy becomes a call of the original."""
+    original = torch.ones
+
+    @functools.wraps(original)
+    def ones(*args, **kwargs):
+        proxies = [a for a in args if isinstance(a, fx.Proxy)]
+        if not proxies:
+            return original(*args, **kwargs)
+        return proxies[0].tracer.create_proxy("call_function", original, args, kwargs)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    gm = fx.symbolic_trace(lambda x: torch.ones(x.size(0)) + x)
+    (call,) = (n for n in gm.graph.nodes if n.name.startswith("ones"))
+    assert call.target is original
+    assert torch.equal(gm(torch.ones(3)), torch.full((3,), 2.0))
+    assert torch.ones is ones
+
+
+def test_a_name_made_from_an_annotation_holds_no_address():
+    def program(x):
+        return x + 1
+
+    program.__annotations__["x"] = typing.NamedTuple
+    assert "0x" not in fxlab.symbolic_trace(program).code

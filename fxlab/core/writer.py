@@ -222,7 +222,7 @@ class Writer:
             if base[args] == kind and type(base[args]) is type(kind):
                 name = self.bind(f"typing_{alias}" if alias else base.__name__, base)
                 return f"{name}[{','.join(map(self.annotation, args))}]"
-        return self.bind(f"_annotation_{str(kind)[:40]}", kind)
+        return self.bind(f"_annotation_{str(kind).split(' at 0x')[0][:40]}", kind)
 
     # -- right-hand sides -----------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from fxlab.core import patches
 from fxlab.core.capture import watchers
+from fxlab.core.errors import is_torchs
 from fxlab.core.node import Node
 from fxlab.core.patches import current_tracer, find_proxy
 from fxlab.core.proxy import Proxy
@@ -59,7 +60,9 @@ def _install() -> None:
 @functools.cache
 def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a stand-in that records a call with a Proxy or random numbers in it."""
-    name = function.__name__
+    name, code = function.__name__, getattr(function, "__code__", None)
+    if code is not None and not is_torchs(code.co_filename):
+        return function  # the caller put something else there, which does it in its own way
 
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
