@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxlab.core import patches
 from fxlab.core.codegen import CodeGen
+from fxlab.core.errors import CodegenError
 from fxlab.core.node import Argument
 from fxlab.core.proxy import Proxy
 from fxlab.core.tracer import PH, Tracer
@@ -126,6 +127,13 @@ class PyTreeCodeGen(CodeGen):
         names, spec = self.pytree_info.orig_args, self.pytree_info.in_spec
         bound = names[:1] == ["self"]
         rest, texts = iter(free_vars), list[str]()
+        wanted = sum(child.num_leaves for child in spec.children()[bound:])
+        if (given := len([v for v in free_vars if v not in ("*", "/")])) < wanted:
+            raise CodegenError(
+                f"the graph has {given} placeholders, and the structure of its arguments {wanted} "
+                "places", expected="a placeholder for each place, read or not",
+                hint="graph.set_codegen(fxlab.CodeGen()) takes one argument a placeholder instead",
+            )  # fmt: skip
         for name, child in zip(names[bound:], spec.children()[bound:], strict=False):
             group: list[str] = []
             while len(group) < child.num_leaves:
