@@ -63,6 +63,10 @@ PRIVATE = {
         "functions registered with torch.fx's has_side_effect have an effect here too",
         "nothing to do: only fxlab's own registry is asked",
     ),
+    "torch.utils._sympy": (
+        "how torch writes whole-number division and remainder in sizes",
+        "guards are shown in sympy's words",
+    ),
     "torch._empty_affine_quantized": (
         "hand codes to fbgemm without rounding them again",
         "torch.quantize_per_tensor of the dequantized codes",
