@@ -192,18 +192,24 @@ def chains(tree: ast.AST, known: dict[str, str]) -> Iterator[str]:
         match node:
             case ast.Call(
                 func=ast.Name(id="lookup" | "getattr"),
-                args=[ast.Name(id=root), ast.Constant(value=str(text)), *_],
-            ) if root in known:
-                yield f"{known[root]}.{text}"
-        if not isinstance(node, ast.Attribute) or id(node) in inner:
-            continue
-        parts: list[str] = []
-        value: ast.AST = node
-        while isinstance(value, ast.Attribute):
-            parts.append(value.attr)
-            value = value.value
-        if isinstance(value, ast.Name) and value.id in known:
-            yield ".".join([known[value.id], *reversed(parts)])
+                args=[owner, ast.Constant(value=str(text)), *_],
+            ) if (start := dotted(owner, known)) is not None:
+                yield f"{start}.{text}"
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            whole = dotted(node, known)
+            if whole is not None:
+                yield whole
+
+
+def dotted(value: ast.AST, known: dict[str, str]) -> str | None:
+    """Return the dotted name of an attribute chain that begins with a known name, else None."""
+    parts: list[str] = []
+    while isinstance(value, ast.Attribute):
+        parts.append(value.attr)
+        value = value.value
+    if isinstance(value, ast.Name) and value.id in known:
+        return ".".join([known[value.id], *reversed(parts)])
+    return None
 
 
 def shortest(name: str) -> str:
