@@ -7,6 +7,7 @@ has its parts. A case is a function without arguments that raises.
 from __future__ import annotations
 
 import pickle
+import types
 import warnings
 from collections.abc import Callable
 
@@ -168,9 +169,9 @@ def concrete_args_of_another_number():
 
 @case
 def a_proxy_of_an_earlier_trace():
-    kept = []
-    trace(lambda x: (kept.append(x), x)[1])
-    trace(lambda y: torch.add(y, kept[0]))
+    kept = types.SimpleNamespace()  # a list would be put back
+    trace(lambda x: (setattr(kept, "x", x), x)[1])
+    trace(lambda y: torch.add(y, kept.x))
 
 
 @case
