@@ -1,9 +1,10 @@
 """How long does something take here, how sure is that, and how is it drawn?
 
 The paper has no bars for its analyses, nor for designs of capture: what a lecture measures of them
-has only itself to be compared with. As in the paper's own figures each number is a median with its
-95 % bootstrap interval, measured in turns, with repeats that are fixed before the run; the caption
-names units, repeats, threads and machine, and what could not run is an empty place that says why.
+has only itself to be compared with. Each number is a median with its 95 % bootstrap interval (bars
+beside the paper's have that of `paper.spread`: the paper gives no samples), measured in turns, with
+repeats that are fixed before the run; the caption names units, repeats, threads and machine, and
+what could not run is an empty place that says why.
 """
 
 from __future__ import annotations

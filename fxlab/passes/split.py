@@ -162,7 +162,8 @@ def split_nodes(
         each boundary value with its bytes (None while shapes are not known).
 
     Raises:
-        RewriteError: the parts need each other in a cycle (a RuntimeError, as in torch.fx).
+        RewriteError: the parts need each other in a cycle (a RuntimeError, as in torch.fx), or
+            code that is not known, and may write to what it reads, would run in another order.
     """
     nodes = list(gm.graph.nodes)
     regions = Regions(nodes)

@@ -2,7 +2,8 @@
 
 A tracer of one's own (its hooks are the paper's way to customise capture, section 4.1) looks at the
 Proxies that it is given and may run a module to see what it gives. What its hooks find out is fixed
-in no graph, and what they run is no part of the program.
+in no graph, and what they run is no part of the program. (`Tracer._hooks` is another list: of the
+frames between a line of the program and the Node that it makes.)
 """
 
 from __future__ import annotations
