@@ -776,3 +776,13 @@ def test_its_class_may_be_changed_to_a_derived_one_as_parametrize_and_fsdp_do(ea
     x, weight = torch.randn(4, 2), linear.weight.detach().clone()
     torch.nn.utils.parametrize.register_parametrization(linear, "weight", nn.Tanh())
     assert torch.equal(linear(x), nn.functional.linear(x, weight.tanh(), linear.bias))
+
+
+def test_a_subclass_may_say_how_it_is_called():
+    class Doubled(GraphModule):
+        def _call_impl(self, *args, **kwargs):
+            return 2 * super()._call_impl(*args, **kwargs)
+
+    gm = Doubled(MODEL, traced().graph)
+    for _ in range(2):
+        assert torch.equal(gm(X), 2 * traced()(X))

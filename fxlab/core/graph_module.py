@@ -187,12 +187,13 @@ class GraphModule(nn.Module):
             function = vars(cls).get("forward")
             if function is not None and type(function) is not _LazyForward:
                 return function
-            version = graph.version
-            code = graph.python_code("self")
+            version, code = graph.version, graph.python_code("self")
             self.__dict__.update(graph._codegen.module_fields())
             function = _run_source(code, graph._codegen._func_name)
             cls._code, cls.forward = code, function
-            cls._call_impl = GraphModule._call_impl
+            # A derived class's own, or Module's; never the stand-in of another instance.
+            calls = (vars(kind).get("_call_impl") for kind in cls.mro()[1:])
+            cls._call_impl = next(call for call in calls if callable(call))
             graph._compiled = graph._watched = True
             if graph.version != version:
                 self._code_is_stale()
